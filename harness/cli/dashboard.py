@@ -100,4 +100,4 @@ def _add_curve(overview: Overview, registry: ToolRegistry, path: str) -> None:
     if not Path(path).is_file():
         raise PolicyError(f"--memory: {path} does not exist")
     with contextlib.closing(AgentMemory(path)) as memory:
-        sources.add_curve(overview, registry, memory)
+        sources.add_curve(overview, [(registry, memory)])

@@ -124,8 +124,8 @@ class DurableRun(msgspec.Struct, frozen=True, kw_only=True):
 class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that waits for a person.
 
-    `shown` is the hash of what the page shows: a decision names it, so that a person decides on what
-    the page showed.  A call that cannot be shown whole has none, and cannot be approved here.
+    `digest` is the hash of its tool and arguments: a decision repeats it, so that it holds for what the
+    page showed.  A call that cannot be shown whole cannot be approved here.
     """
 
     approval: str
@@ -134,9 +134,11 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     reason: str
     arguments: str
-    shown: str
+    digest: str
+    is_whole: bool
     asked: float
     expires: float
+    client: str = ""  # of a server
 
 
 class ToolView(msgspec.Struct, frozen=True, kw_only=True):

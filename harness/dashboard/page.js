@@ -364,14 +364,14 @@ function approval(asked) {
     el("h2", {}, mono(asked.tool)),
     asked.description ? p(asked.description) : null,
     el("pre", {}, asked.arguments),
-    facts(["Because", asked.reason], ["Run", link(["runs", asked.run], mono(asked.run))], ["Asked", clock(asked.asked)],
+    facts(["Client", asked.client], ["Because", asked.reason], ["Run", data.durable?.some((run) => run.run === asked.run) ? link(["runs", asked.run], mono(asked.run)) : mono(asked.run)], ["Asked", clock(asked.asked)],
       ["Expires", [clock(asked.expires), isLive && !over ? soft(`  in ${duration(left)}`) : null]]),
     isLive
       ? el("div", { class: "buttons" },
-          asked.shown ? el("button", { class: "main", id: `approve-${asked.approval}`, disabled: over, on: { click: () => confirmDecision(asked, true) } }, "Approve…") : null,
+          asked.is_whole ? el("button", { class: "main", id: `approve-${asked.approval}`, disabled: over, on: { click: () => confirmDecision(asked, true) } }, "Approve…") : null,
           el("button", { id: `refuse-${asked.approval}`, disabled: over, on: { click: () => confirmDecision(asked, false) } }, "Refuse…"))
       : note("Decide with ", el("code", {}, `cellwright runs approve ${file} ${asked.approval}`), " or ", el("code", {}, "reject"), "."),
-    asked.shown ? null : note("It cannot be approved here: its arguments are too long for a person to read."));
+    asked.is_whole ? null : note("It cannot be approved here: its arguments are too long for a person to read."));
 }
 
 function cells() {
@@ -597,7 +597,7 @@ function confirmDecision(asked, approve) {
   const go = el("button", { class: "main", id: "decide", on: { click: () => decide(asked, approve, why.value) } }, approve ? "Approve once" : "Refuse");
   fillAnew(dialog,
     el("h1", { id: "question" }, approve ? "Approve this one call of " : "Refuse this call of ", mono(asked.tool), "?"),
-    el("pre", {}, asked.arguments), facts(["Because", asked.reason], ["Run", mono(asked.run)]),
+    el("pre", {}, asked.arguments), facts(["Client", asked.client], ["Because", asked.reason], ["Run", mono(asked.run)]),
     approve ? note("It holds once, for exactly these arguments. The run goes on when it is resumed.") : el("label", {}, "The reason that the program gets", why),
     el("div", { class: "buttons" }, el("button", { id: "cancel", autofocus: true, on: { click: () => dialog.close() } }, "Cancel"), go));
   dialog.showModal();
@@ -613,7 +613,7 @@ async function decide(asked, approve, why) {
   let words = "The server does not answer: look whether the call still waits.";
   let isDone = false;
   try {
-    const answer = await ask("/v1/dashboard/decisions", { approval: asked.approval, shown: asked.shown, approve, why });
+    const answer = await ask(`/v1/approvals/${encodeURIComponent(asked.approval)}`, { digest: asked.digest, approve, reason: why });
     isDone = answer.ok;
     words = isDone ? (approve ? "Approved, once." : "Refused.") : `Not decided: ${(await answer.json()).detail ?? answer.status}`;
   } catch { /* it is told below */ }

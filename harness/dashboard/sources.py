@@ -1,8 +1,8 @@
 """The parts of an overview from runs, a registry, skills, an agent's memory and the living cells."""
 
+import bisect
 import datetime
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ...policies.errors import ApprovalRequired
 from ...runner.living import Living, list_living, use_of
@@ -12,6 +12,7 @@ from ..runs.store import Approval
 from ..schemas.spec import ToolSpec
 from ..skills.skills import FoundSkill, Skills
 from ..text.presentation import MOST_LISTED, present, presented_whole, shortened
+from ..tools.approval import digest
 from ..tools.registry import ToolRegistry
 from .overview import (
     CallView,
@@ -39,7 +40,7 @@ def add_runs(overview: Overview, runs: Runs, only: str = "") -> None:
     """
     waiting = [each for each in runs.pending() if only in ("", each.run)]
     kept = [runs.show(only).run] if only else runs.kept()[::-1]
-    overview.approvals = [waiting_call(each) for each in waiting[:MOST_WAITING]]
+    add_waiting(overview, [(each, "") for each in waiting])
     overview.durable = []
     for each in kept[:MOST_DURABLE]:
         calls = runs.calls(each.run)
@@ -50,22 +51,26 @@ def add_runs(overview: Overview, runs: Runs, only: str = "") -> None:
                 calls_left_out=max(0, len(calls) - MOST_CALLS),
             )
         )  # fmt: skip
-    _leave_out(overview, "calls that wait", waiting, MOST_WAITING)
     _leave_out(overview, "durable runs", kept, MOST_DURABLE)
 
 
-def waiting_call(asked: Approval) -> WaitingCall:
+def add_waiting(overview: Overview, waiting: Sequence[tuple[Approval, str]]) -> None:
+    """Add the calls that wait, each with its client's name."""
+    overview.approvals = [waiting_call(*each) for each in waiting[:MOST_WAITING]]
+    _leave_out(overview, "calls that wait", waiting, MOST_WAITING)
+
+
+def waiting_call(asked: Approval, client: str = "") -> WaitingCall:
     """Return a call as the page shows it."""
     try:
-        arguments = presented_whole(asked.tool, asked.arguments)
-        words = f"{asked.approval}\n{asked.tool}\n{arguments}"
-        shown = hashlib.sha256(words.encode("utf-8", "backslashreplace")).hexdigest()
+        arguments, is_whole = presented_whole(asked.tool, asked.arguments), True
     except ApprovalRequired as refused:
-        arguments, shown = f"{refused}\n{present(asked.arguments, MOST_LISTED).text}", ""
+        arguments = f"{refused}\n{present(asked.arguments, MOST_LISTED).text}"
+        is_whole = False
     return WaitingCall(
         approval=asked.approval, run=asked.run, tool=asked.tool, description=asked.description,
-        reason=asked.reason, arguments=arguments, shown=shown, asked=asked.asked,
-        expires=asked.expires,
+        reason=asked.reason, arguments=arguments, digest=digest(asked.tool, asked.arguments),
+        is_whole=is_whole, asked=asked.asked, expires=asked.expires, client=client,
     )  # fmt: skip
 
 
@@ -111,14 +116,18 @@ def _skill(found: FoundSkill, used: dict[tuple[str, int], float]) -> SkillView:
     )  # fmt: skip
 
 
-def add_curve(overview: Overview, registry: ToolRegistry, memory: AgentMemory) -> None:
-    """Add how many tools had been made at the end of each completed task of an agent."""
-    specs = registry.list_tools(retired=True)
-    made = sorted(filter(None, (_made(spec) for spec in specs if registry.is_made(spec))))
-    done = [each.ended for each in memory.episodes() if each.status == "completed"]
+def add_curve(overview: Overview, agents: Iterable[tuple[ToolRegistry, AgentMemory]]) -> None:
+    """Add how many tools had been made at the end of each completed task, of all these agents."""
+    made: list[float] = []
+    done: list[float] = []
+    for registry, memory in agents:
+        specs = registry.list_tools(retired=True)
+        made += filter(None, (_made(spec) for spec in specs if registry.is_made(spec)))
+        done += [each.ended for each in memory.episodes() if each.status == "completed"]
+    made.sort()
     points = [
-        Point(tasks=number, tools=sum(each <= ended for each in made), time=ended)
-        for number, ended in enumerate(done, 1)
+        Point(tasks=number, tools=bisect.bisect_right(made, ended), time=ended)
+        for number, ended in enumerate(sorted(done), 1)
     ]
     overview.curve = points[:: len(points) // _MOST_POINTS + 1]
 

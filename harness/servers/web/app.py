@@ -1,5 +1,6 @@
 """The application: every endpoint and page behind the checks of host, origin, token and limits."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ def web_app(
     by_path: dict[str, dict[str, App]] = {}
     for each in endpoints:
         by_path.setdefault(each.path, {})[each.method] = dispatcher.app_of(each)
-    routes = [Route(path, ByMethod(apps)) for path, apps in by_path.items()]
+    routes = [_route(path, ByMethod(apps)) for path, apps in by_path.items()]
     app: App = Router(routes, redirect_slashes=False, default=_not_found)
     app = AccessMiddleware(app, state.tokens, state.limits.access, [b"idempotency-key"])
     app = SiteChecks(PagesFirst(pages or {}, app), hosts, origins)
@@ -99,6 +100,15 @@ class ByMethod:
             return
         error = RequestRefused(405, "invalid", f"the methods of this path: {', '.join(self._apps)}")
         await refusal(error, allow=", ".join(self._apps))(scope, receive, send)
+
+
+def _route(path: str, app: App) -> Route:
+    """Return a route of exactly that path: Starlette's `$` also matches before a last line feed, and
+    its `.` matches none, which the name of a file may have."""
+    route = Route(path, app)
+    exact = route.path_regex.pattern.removesuffix("$") + r"\Z"
+    route.path_regex = re.compile(exact, re.DOTALL)
+    return route
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The dashboard: its page, its data, and the decisions of a person who looks at it."""
+"""The dashboard: its page and its data."""
 
 import time
 
@@ -11,27 +11,11 @@ from ...dashboard.overview import Chain, Gauge, Overview
 from ...dashboard.page import live_page, policy
 from ...version import installed_version
 from ..http_server import App
-from .approval_endpoints import decide_on
+from .approval_endpoints import visible_approvals
 from .endpoint import Endpoint, WebCall
-from .messages import WebAnswer, WebBody
+from .messages import WebAnswer
 from .pages import page
 from .problems import RequestRefused
-
-
-class ShownDecision(WebBody, frozen=True):
-    """A decision on a call that waits; `shown` is the hash that came with what the page showed."""
-
-    approval: str
-    shown: str
-    approve: bool
-    why: str = ""
-
-
-class DecidedCall(WebAnswer, frozen=True):
-    """The decision holds."""
-
-    approval: str
-    approved: bool
 
 
 class CheckedChain(WebAnswer, frozen=True):
@@ -54,8 +38,12 @@ def overview(call: WebCall) -> msgspec.Raw:
     shown.chain = _chain(call)
     shown.gauges = _gauges(call)
     sources.add_runs(shown, state.runs)
+    sources.add_waiting(shown, [(each.waiting, each.client) for each in visible_approvals(call)])
     sources.add_cells(shown)
     sources.add_tools(shown, state.services.registry)
+    if state.agents:
+        agents = state.agents.opened().values()
+        sources.add_curve(shown, [(each.factory.registry, each.memory) for each in agents])
     if state.services.skills:
         sources.add_skills(shown, state.services.skills)
     if state.dashboard:
@@ -113,19 +101,6 @@ def check_chain(call: WebCall) -> CheckedChain:
     )  # fmt: skip
 
 
-def decide(call: WebCall) -> DecidedCall:
-    """Approve or refuse a call, which must be the one that the page showed."""
-    body: ShownDecision = call.body
-    pending = call.state.runs.pending()
-    waiting = next((each for each in pending if each.approval == body.approval), None)
-    if waiting is None:
-        raise RequestRefused(409, "conflict", "this call does not wait any more")
-    if body.approve and (not body.shown or sources.waiting_call(waiting).shown != body.shown):
-        raise RequestRefused(409, "conflict", "the call is not the one that was shown")
-    decide_on(call, call.state.runs, waiting, approve=body.approve, shown=body.shown, why=body.why)
-    return DecidedCall(approval=body.approval, approved=body.approve)
-
-
 DASHBOARD_ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "GET", "/v1/dashboard", "Everything that the dashboard shows.", Overview,
@@ -134,10 +109,6 @@ DASHBOARD_ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(
         "GET", "/v1/dashboard/chain", "Check the chain of the audit trail.", CheckedChain,
         handler=check_chain, needs_operator=True,
-    ),
-    Endpoint(
-        "POST", "/v1/dashboard/decisions", "Approve or refuse a call that waits.", DecidedCall,
-        ShownDecision, handler=decide, needs_operator=True,
     ),
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import anyio
 
+from ...text.terminal import harmless
 from ..http_server import Receive, Scope, Send
 from ..tokens import GONE
 from .encoding import encoded_json
@@ -50,7 +51,7 @@ async def send_events(
                 await writer.write(event)
         except Exception as error:  # noqa: BLE001 - told to the client; a bug also to the log
             if problem_of(error).title == "bug":
-                _LOG.error("the stream %s failed", scope["path"], exc_info=error)
+                _LOG.error("the stream %s failed", harmless(scope["path"]), exc_info=error)
             await writer.write(ServerEvent(ERROR, problem_of(error)))
         finally:
             with anyio.CancelScope(shield=True):

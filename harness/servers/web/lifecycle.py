@@ -22,7 +22,8 @@ async def _serve(app: App, place: HttpSettings, ending: anyio.Event) -> None:
         _report(f"cellwright: serving at {url_of(listener)}")
         if place.made:
             _report(f"cellwright: token {place.made}")
-            _report(f"cellwright: dashboard {url_of(listener)}/#token={place.made}")
+        fragment = f"#token={place.made}" if place.made else ""
+        _report(f"cellwright: dashboard {url_of(listener)}/{fragment}")
         with anyio.CancelScope(shield=True):
             await serve_http(app, listener, ending)
 

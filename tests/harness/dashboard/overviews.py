@@ -55,7 +55,7 @@ def full() -> Overview:
             WaitingCall(
                 approval="an-approval", run="a-durable-run", tool="send_mail", description="Send it.",
                 reason="the tool is risky", arguments='1 arguments: to\n  to: "ann"',
-                shown="cd" * 32, asked=1_790_000_000.0, expires=4_000_000_000.0,
+                digest="cd" * 32, is_whole=True, asked=1_790_000_000.0, expires=4_000_000_000.0,
             )
         ],
         chain=Chain(

@@ -106,17 +106,18 @@ def test_durable_runs_have_their_calls_and_what_waits(written: Written) -> None:
         (waiting,) = overview.approvals
         assert (run.state, [call.tool for call in run.calls]) == ("paused", ["send"])
         assert waiting.arguments == '1 arguments: to\n  to: "ann\\u202ebob"'
-        assert len(waiting.shown) == 64
+        assert waiting.is_whole
+        assert len(waiting.digest) == 64
         assert waiting.expires > waiting.asked
 
 
-def test_arguments_that_nobody_can_read_have_no_hash_to_approve(tmp_path: Path) -> None:
+def test_arguments_that_nobody_can_read_cannot_be_approved(tmp_path: Path) -> None:
     with Runs(tmp_path / "runs.db") as runs:
         broker = Broker(Offer([Tool(SEND, lambda *_: "sent")]), approve=runs.ask)
         with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as sandbox:
             runs.start(sandbox, "import tools\ntools.send(to='ab' * 10_000)")
         (waiting,) = [sources.waiting_call(each) for each in runs.pending()]
-    assert waiting.shown == ""
+    assert not waiting.is_whole
     assert "cannot be shown whole" in waiting.arguments
 
 
@@ -131,7 +132,7 @@ def test_the_registry_tells_of_uses_and_the_memory_of_tasks(
         for number, status in enumerate(("completed", "failed", "completed")):
             memory.note_run(f"run {number}", "a task", status, 1, ["halve"])
         sources.add_tools(overview, registry)
-        sources.add_curve(overview, registry, memory)
+        sources.add_curve(overview, [(registry, memory)])
     (tool,) = overview.tools or []
     assert (tool.name, tool.uses, tool.failures) == ("halve", 1, 0)
     assert [(point.tasks, point.tools) for point in overview.curve] == [(1, 1), (2, 1)]

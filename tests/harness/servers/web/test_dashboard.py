@@ -51,14 +51,14 @@ def page(watched: Watched, browser: Browser) -> Page:
 
 
 def test_only_operators_see_the_data_and_decide(watched: Watched) -> None:
-    body = {"approval": "a", "shown": "", "approve": False}
+    body = {"digest": "", "approve": False}
     for method, path, given in (
         ("GET", "/v1/dashboard", None), ("GET", "/v1/dashboard/chain", None),
-        ("POST", "/v1/dashboard/decisions", body),
+        ("POST", "/v1/approvals/a", body),
     ):  # fmt: skip
         assert watched.web.ask(method, path, "", json=given).status_code == 401
         assert watched.web.ask(method, path, ANN, json=given).status_code == 403
-        assert watched.web.ask(method, path, EVE, json=given).status_code in (200, 409)
+        assert watched.web.ask(method, path, EVE, json=given).status_code in (200, 404)
 
 
 def test_the_page_is_served_without_a_token_and_without_data(watched: Watched) -> None:
@@ -78,17 +78,14 @@ def test_a_decision_is_only_on_what_was_shown_and_only_once(watched: Watched) ->
     (waiting,) = [
         each for each in watched.web.get("/v1/dashboard", EVE)["approvals"] if each["run"] == run
     ]
-    body = {"approval": waiting["approval"], "shown": "0" * 64, "approve": True}
-    for shown in ("", "0" * 64):
-        answer = watched.web.ask(
-            "POST", "/v1/dashboard/decisions", EVE, json=body | {"shown": shown}
-        )
+    path, body = f"/v1/approvals/{waiting['approval']}", {"approve": True}
+    for digest in ("", "0" * 64):
+        answer = watched.web.ask("POST", path, EVE, json=body | {"digest": digest})
         assert answer.status_code == 409
-        assert "not the one that was shown" in answer.json()["detail"]
-    assert watched.web.post("/v1/dashboard/decisions", body | {"shown": waiting["shown"]}, EVE)[
-        "approved"
-    ]
-    answer = watched.web.ask("POST", "/v1/dashboard/decisions", EVE, json=body)
+        assert "the call that waits is another one" in answer.json()["detail"]
+    body["digest"] = waiting["digest"]
+    assert watched.web.post(path, body, EVE)["approved"]
+    answer = watched.web.ask("POST", path, EVE, json=body)
     assert "does not wait any more" in answer.json()["detail"]
     assert watched.resume(run).ok
     assert PAID[-1] == ("carl", 1)
@@ -117,7 +114,7 @@ def test_a_foreign_page_can_neither_read_nor_decide(watched: Watched) -> None:
     for origin in ("http://127.0.0.1:1", "null", "https://example.org"):
         with watched.web.client(EVE, Origin=origin) as client:
             assert client.get("/v1/dashboard").status_code == 403
-            assert client.post("/v1/dashboard/decisions", json={}).status_code == 403
+            assert client.post("/v1/approvals/a", json={}).status_code == 403
 
 
 def test_a_foreign_page_cannot_frame_it(watched: Watched) -> None:

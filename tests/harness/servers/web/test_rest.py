@@ -37,6 +37,18 @@ def test_a_session_keeps_variables_and_files(web: Web) -> None:
     assert web.ask("GET", path).status_code == 404
 
 
+def test_a_line_feed_in_a_path_is_a_part_of_it(web: Web) -> None:
+    """Else a proxy that guards a path could be told another one, and `a` would get what is for `a\\n`."""
+    assert web.ask("GET", "/v1/server%0A").status_code == 404
+    path = f"/v1/sessions/{opened(web)}"
+    assert web.ask("GET", f"{path}%0A").status_code == 404
+    for name, content in (("a", b"1"), ("a%0A", b"2"), ("a%0Ab", b"3")):
+        good(web.ask("PUT", f"{path}/files/{name}", content=content))
+    assert [each["path"] for each in web.get(f"{path}/files")["files"]] == ["a", "a\n", "a\nb"]
+    assert web.ask("GET", f"{path}/files/a%0A").content == b"2"
+    good(web.ask("DELETE", path))
+
+
 def test_a_session_of_another_client_does_not_exist(web: Web) -> None:
     session = opened(web)
     path = f"/v1/sessions/{session}"

@@ -73,6 +73,42 @@ def test_a_call_that_waits_is_an_interrupt_and_resume_answers_it(paying: Web) ->
     assert (again.status_code, PAID) == (409, [("ann", 7)])
 
 
+def test_the_dashboard_has_the_curve_of_all_agents() -> None:
+    """Tools made against tasks done."""
+    with web_server(model=ScriptedModel([answer("1")])) as web:
+        for token in (ANN, BOB):
+            web.post("/v1/tasks", {"task": "Count."}, token)
+            web.state.agents.of("ann").factory.create_tool(
+                f"double_{len(token)}{token[-8]}", "Double a number.",
+                f"def double_{len(token)}{token[-8]}(n: int) -> int:\n    return 2 * n",
+                allow_similar=True,
+            )  # fmt: skip
+        points = web.get("/v1/dashboard", EVE)["curve"]
+        assert [(each["tasks"], each["tools"]) for each in points] == [(1, 0), (2, 1)]
+
+
+def test_the_dashboard_lists_the_calls_of_every_clients_agent(paying: Web) -> None:
+    """An operator who looks there would else never see them, and they would expire."""
+    task = paying.post("/v1/tasks", {"task": "Pay ann."})["task"]
+    (waiting,) = paying.get("/v1/dashboard", EVE)["approvals"]
+    assert (waiting["client"], waiting["tool"], waiting["is_whole"]) == ("ann", "pay", True)
+    decision = {"approve": True, "digest": waiting["digest"]}
+    paying.post(f"/v1/approvals/{waiting['approval']}", decision, EVE)
+    assert paying.get("/v1/dashboard", EVE)["approvals"] == []
+    assert paying.post(f"/v1/tasks/{task}/resume")["answer"] == "paid 7 to ann"
+
+
+def test_a_call_that_nobody_can_read_whole_can_only_be_refused() -> None:
+    program_of_it = "import tools\nx = tools.pay('ab' * 10_000, 7)"
+    with web_server(model=ScriptedModel([program(program_of_it), answer("x")])) as web:
+        (waiting,) = web.post("/v1/tasks", {"task": "Pay."})["approvals"]
+        path, decision = f"/v1/approvals/{waiting['approval']}", {"digest": waiting["digest"]}
+        refused = web.ask("POST", path, EVE, json=decision | {"approve": True})
+        assert (refused.status_code, refused.json()["title"]) == (403, "approval_required")
+        assert not web.get("/v1/dashboard", EVE)["approvals"][0]["is_whole"]
+        assert not web.post(path, decision | {"approve": False}, EVE)["approved"]
+
+
 @pytest.mark.parametrize(
     ("status", "payload"),
     [("cancelled", None), ("resolved", None), ("resolved", {"approve": "yes"}), ("resolved", True)],
