@@ -62,7 +62,7 @@ class Planter:
             "email": self._email, "phone": self._phone, "iban": self._iban, "card": self._card,
             "ip": self._ip, "mac": self._mac, "login": self._login, "secret": self._secret,
             "name": self.name,
-            "ssn": lambda: self._filled("!##-0!-!###"), "nino": lambda: self._filled("AB######C"),
+            "ssn": self._ssn, "nino": lambda: self._filled("AB######C"),
             "taxid": lambda: self._valid("taxid", self._tax_digits), "dni": self._dni,
             "nir": lambda: self._with_key(self._filled("2~^75######")),
             **{kind: partial(self._of_form, kind) for kind in _FORMS},
@@ -130,6 +130,10 @@ class Planter:
         user = "".join(self._random.choices(string.ascii_lowercase, k=8))
         host = f"{self._random.choice(_WORDS)}{self._of(1, 99)}.example"
         return f"{user}{self._random.choice(['', '.x', '+y', '_1'])}@{host}"
+
+    def _ssn(self) -> str:
+        area = self._random.choice("234578")  # the area 666 is not issued
+        return self._filled(f"{area}##-0!-!###")
 
     def _phone(self) -> str:
         area = self._random.choice(("202", "212", "415", "617"))

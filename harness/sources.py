@@ -32,7 +32,9 @@ def named_source(name: str, where: str = "key") -> SecretSource:
     Raises PolicyError, without the text, for another one: it may be the secret itself.
     """
     if not SOURCE_NAME.fullmatch(name):
-        raise PolicyError(f"{where}: must be {SOURCE_FORM}")
+        raise PolicyError(
+            f"{where}: must be {SOURCE_FORM}", "name the place of the secret, not itself"
+        )
     kind, _, rest = name.partition(":")
     if kind == "keyring":
         service, _, user = rest.partition("/")

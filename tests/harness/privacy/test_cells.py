@@ -284,6 +284,28 @@ def test_a_person_sees_values_and_the_model_and_the_file_do_not(tmp_path: Any) -
         assert MAIL.encode() not in stored
 
 
+def test_a_durable_run_in_a_branch_has_the_tokens_of_its_memory(tmp_path: Path) -> None:
+    SENT.clear()
+    privacy = Privacy(**PRIVACY, scope="session")
+    with Runs(tmp_path / "runs") as runs:
+        broker = Broker([find, pay], approve=runs.ask)
+        with Sandbox(pool=0, tools=broker, privacy=privacy) as sandbox, sandbox.session() as source:
+            token = source.execute("import tools\nmail = tools.find(name='')['mail']\nmail").value
+            one, other = source.branch(2)
+            with one, other:
+                attempt = runs.start(one, "x = tools.pay(to=mail)\nx")
+                (waiting,) = runs.pending()
+                assert (waiting.arguments["to"], SENT) == (token, [])
+                runs.approve(waiting.approval)
+                # The other branch has the state with which the run began.
+                done = runs.resume(other, attempt.run)
+                assert done.result.value == f"paid {token}"
+                assert SENT == [{"to": MAIL}]
+                assert source.execute("mail").value == token
+    stored = b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    assert MAIL.encode() not in stored
+
+
 def test_calls_of_the_host_see_values() -> None:
     broker = Broker([find, send])
     with Sandbox(pool=0, tools=broker, privacy=Privacy(**PRIVACY)):
