@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -239,7 +240,9 @@ class Agent(Closing):
             spec = self._parts.tools.spec_of(name)
             if spec is None or (spec.owner, spec.state) != (ToolOwner.AGENT, ToolState.TESTED):
                 continue
-            if self.memory.successes_of(name)[0] >= self._trusted_after:
+            # Runs before it was made are about other source of that name.
+            made = datetime.fromisoformat(spec.created_at).timestamp()
+            if self.memory.successes_of(name, since=made)[0] >= self._trusted_after:
                 self.factory.registry.set_state(spec.reference, ToolState.TRUSTED)
 
     def _build(self, name: str, description: str, caller: Caller) -> ToolSpec:

@@ -184,11 +184,16 @@ class AgentMemory(Closing):
             ).fetchall()
         return tuple(Episode(*row) for row in rows)
 
-    def successes_of(self, tool: str) -> tuple[int, int]:
-        """Return in how many completed runs a tool was used, and in how many runs at all."""
+    def successes_of(self, tool: str, *, since: float = 0.0) -> tuple[int, int]:
+        """Return in how many completed runs a tool was used, and in how many runs at all.
+
+        `since`: only runs that ended later, in seconds since the epoch, and are still on record.
+        """
         with self._database.reading() as db:
             row = db.execute(
-                "SELECT coalesce(sum(well), 0), count(*) FROM tool_runs WHERE tool = ?", (tool,)
+                "SELECT coalesce(sum(well), 0), count(*) FROM tool_runs LEFT JOIN episodes USING (run) "
+                "WHERE tool = ? AND coalesce(ended, 0) >= ?",
+                (tool, since),
             ).fetchone()
         return int(row[0]), int(row[1])
 

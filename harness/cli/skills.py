@@ -138,6 +138,8 @@ def _search(skills: Skills, options: argparse.Namespace) -> None:
         print(f"{each['name']:24} {harmless(_line(each['description']))}")
     if hint := told.get("hint"):
         print(f"cellwright: {harmless(hint)}", file=sys.stderr)
+    if not skills.usable() and skills.found():
+        print("cellwright: no skill is trusted: see `cellwright skills list`", file=sys.stderr)
 
 
 def _new(_: Skills, options: argparse.Namespace) -> None:

@@ -139,7 +139,8 @@ class Skills(SkillSet):
         if isinstance(folders, str | os.PathLike):
             raise PolicyError(f"folders: must be a list of paths, got {folders!r}")
         given = (PROJECT, OWN) if folders is None else folders
-        self.folders = tuple(Path(os.path.abspath(os.path.expanduser(each))) for each in given)
+        places = (Path(os.path.abspath(os.path.expanduser(each))) for each in given)
+        self.folders = tuple(dict.fromkeys(places))  # the first two are one in the home directory
         self.store = store if isinstance(store, SkillStore) else SkillStore(store)
         self.names = None if names is None else tuple(map(check_name, names))
         self.require_trust = bool(require_trust)

@@ -356,6 +356,23 @@ def test_a_conversation_is_measured_by_the_tokenizer_that_is_given(make: Make) -
     assert any("seen" in each for each in counted)
 
 
+def test_a_tool_does_not_inherit_the_trust_of_other_source_with_its_name(make: Make) -> None:
+    source = "def double(n: int) -> int:\n    return n * 2"
+    test = ["assert double(2) == 4"]
+    agent = make([answer("execute_tool('double', {'n': 2})")], trusted_after=2)
+
+    def state_after_a_run() -> ToolState:
+        assert agent.run("t").ok
+        return agent.factory.get_tool("double").state
+
+    agent.factory.create_tool("double", "Double.", source, tests=test)
+    assert state_after_a_run() is ToolState.TESTED
+    agent.factory.registry.set_state("double", ToolState.RETIRED)
+    agent.factory.create_tool("double", "Double.", source + " + 0", tests=test)
+    assert state_after_a_run() is ToolState.TESTED  # the second run of a tool of that name
+    assert state_after_a_run() is ToolState.TRUSTED
+
+
 def test_one_observation_that_is_too_large_is_shortened() -> None:
     conversation = Conversation("s", "t", 2000)
     conversation.add("x", "y" * 100_000)

@@ -37,7 +37,9 @@ def test_a_skill_from_new_to_removed(capsys: Capture, tmp_path: Path) -> None:
     )
     reference = said(capsys, "check", ".agents/skills/pdf-forms").strip()
     assert f"{reference} untrusted" in said(capsys, "show", "pdf-forms")
-    assert said(capsys, "search", "forms") == ""
+    assert main(["skills", "search", "forms"]) == 0
+    out, err = capsys.readouterr()
+    assert (out, "no skill is trusted: see `cellwright skills list`" in err) == ("", True)
     assert said(capsys, "trust", reference) == f"{reference} trusted\n"
     assert "pdf-forms" in said(capsys, "search", "forms")
     (found,) = json.loads(said(capsys, "list", "--json"))
@@ -48,6 +50,15 @@ def test_a_skill_from_new_to_removed(capsys: Capture, tmp_path: Path) -> None:
     said(capsys, "remove", "pdf-forms")
     assert not json.loads(said(capsys, "list", "--json"))[0]["is_trusted"]
     assert "nor" not in said(capsys, "prune", "--days", "1")
+
+
+def test_in_the_home_directory_a_skill_is_listed_once(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path / "home")
+    said(capsys, "new", "demo")
+    assert len(json.loads(said(capsys, "list", "--json"))) == 1
 
 
 def test_trust_is_given_to_a_digest_that_is_there(capsys: Capture) -> None:
