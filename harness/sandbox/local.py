@@ -210,6 +210,9 @@ class LocalCells:
     def resume(self, token: str) -> Session:
         return self._sessions.resume(token)
 
+    def discard(self, token: str) -> None:
+        self._sessions.discard(token)
+
     def _wanted(self, given: CallArguments | SessionArguments) -> "NamedWorkspace | None":
         clean = check_flag("clean", given.clean)
         if given.workspace is not None:

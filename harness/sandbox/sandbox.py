@@ -83,6 +83,8 @@ class _Cells(Protocol):
 
     def resume(self, token: str, /) -> "Session": ...
 
+    def discard(self, token: str, /) -> None: ...
+
     def with_tokens(self, given: CommandArguments, /) -> CommandArguments: ...
 
     def has_tool(self, name: str, /) -> bool: ...
@@ -297,6 +299,13 @@ class Sandbox(Executing):
 
         return await in_thread(lambda: self.resume(token), discard=lambda session: session.close())
 
+    def discard(self, token: str) -> None:
+        """Remove the state of a paused session, which cannot be resumed then.
+
+        Raises PauseError if the token or the beginning of its state is invalid, expired, or in use.
+        """
+        self._cells.discard(token)
+
     def program(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None,
         files: Mapping[str, FileContent] | None = None, trace_id: str | None = None,
@@ -406,6 +415,7 @@ class Sandbox(Executing):
             sessions=sessions, privacy=self.privacy,
             python=given.python, runtime=given.runtime, cgroup_root=given.cgroup_root, user=given.user,
             blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
+            pauses=given.pauses,
         )  # fmt: skip
         other._cells.private_to(private_to)
         return other

@@ -339,6 +339,10 @@ class OpenSessions:
         """Return the session that was paused; raises PauseError."""
         return self._pausing().resume(token, self.open_new)
 
+    def discard(self, token: str) -> None:
+        """Remove the state of a paused session; raises PauseError."""
+        self._pausing().discard(token)
+
     def open_new(self, given: SessionArguments, why: str) -> CellSession:
         """Return a new session; raises PauseError if one of that id lives."""
         with self._lock:
@@ -369,7 +373,7 @@ class OpenSessions:
         self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str, lease: Lease,
         why: str,
     ) -> CellSession:  # fmt: skip
-        id = given.id or os.urandom(8).hex()
+        id = given.id or os.urandom(16).hex()
         if wanted:
             return self._open_in(wanted, id, given, lease)
         with self._lock:

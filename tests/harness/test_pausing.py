@@ -150,6 +150,19 @@ def test_a_token_can_be_used_again_if_it_was_of_no_use(sandbox: Sandbox) -> None
         assert value(resumed, "x") == 1
 
 
+def test_a_state_is_discarded_by_its_own_token_alone(sandbox: Sandbox, directory: Path) -> None:
+    token = sandbox.session().pause()
+    forged = PauseToken(PauseToken.parse(token).id, os.urandom(32))
+    with pytest.raises(PauseError, match="was changed"):
+        sandbox.discard(str(forged))
+    assert states(directory) == [path_of(directory, token).name]
+    sandbox.discard(token)
+    assert states(directory) == []
+    for each in (sandbox.resume, sandbox.discard):
+        with pytest.raises(PauseError, match="no such paused session"):
+            each(token)
+
+
 @pytest.mark.parametrize(
     "token",
     ["", "cwp_", "cwp_../../etc/passwd_00", "x" * 10_000, 7, None, f"cwp_{'a' * 32}_{'b' * 63}", "cwp_" + "\u0661" * 32 + "_" + "b" * 64],

@@ -191,6 +191,12 @@ class Pausing:
             finally:
                 os.close(state.memory)
 
+    def discard(self, text: object) -> None:
+        """Remove the state of a token unread; raises PauseError."""
+        token = PauseToken.parse(text)
+        with self._states.taking(token) as pieces:
+            next(pieces)  # raises unless the secret is that of the state, not its name alone
+
     def _resume(
         self, state: _ReadState, open_new: Callable[[SessionArguments, str], _Session]
     ) -> _Session:
@@ -275,7 +281,7 @@ def _read(pieces: Iterator[tuple[bytes, bytes]]) -> _ReadState:
                 raise PauseError("token: the state of this paused session is malformed")
             order = kind
             if kind == HEADER:
-                header = _HEADER.decode(data)
+                header = _checked(_HEADER.decode(data))
             elif kind == FILES:
                 files.append(data)
             elif kind == MEMORY:
@@ -287,6 +293,13 @@ def _read(pieces: Iterator[tuple[bytes, bytes]]) -> _ReadState:
         if isinstance(error, msgspec.DecodeError):
             raise PauseError("token: the state of this paused session is malformed") from None
         raise
+
+
+def _checked(header: PausedSession) -> PausedSession:
+    """Return a header whose session has no more left of its limits than a fresh one."""
+    if header.past.requests < 0 or not header.past.cpu_seconds >= 0:  # nor NaN
+        raise PauseError("token: the state of this paused session is malformed")
+    return header
 
 
 _HEADER = msgspec.msgpack.Decoder(PausedSession)

@@ -97,6 +97,9 @@ class DaemonsCells:
     def resume(self, token: str) -> "Session":
         raise PolicyError("resume: not available with connect=", "make a Sandbox without connect=")
 
+    def discard(self, token: str) -> None:
+        raise PolicyError("discard: not available with connect=", "make a Sandbox without connect=")
+
     def has_tool(self, name: str) -> bool:
         return False  # the daemon does not tell, and records no runs
 

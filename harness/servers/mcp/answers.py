@@ -77,6 +77,7 @@ class SavedSkill(ToolAnswer, frozen=True):
 
 class SessionList(ToolAnswer, frozen=True):
     sessions: list[dict[str, str]]
+    branches: list[str] = []
     hint: str = ""
 
 

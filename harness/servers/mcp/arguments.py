@@ -103,6 +103,9 @@ class SaveSkillArguments(Arguments, frozen=True):
 
 class SessionsArguments(Arguments, frozen=True):
     close: Annotated[_Id, Meta(description="id of one to end first")] = ""
+    branch: Annotated[_Id, Meta(description="id of one to copy")] = ""
+    branches: Annotated[int, Meta(ge=1, le=8)] = 1
+    pause: Annotated[_Id, Meta(description="id of one to keep on disk until used")] = ""
 
 
 class ListFilesArguments(Arguments, frozen=True):

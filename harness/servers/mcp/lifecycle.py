@@ -31,11 +31,16 @@ def run(
     HTTP.
     """
     server = McpServer(services, sessions, runs, open_world=open_world).server()
-    if isinstance(place, StdioStreams):
-        services.of(PIPE.client)  # the one client needs it at once
-        anyio.run(until_signalled, lambda ending: serve_stdio(server, place))
-        return
-    anyio.run(until_signalled, lambda ending: _over_http(server, sessions, place, ending, around))
+    try:
+        if isinstance(place, StdioStreams):
+            services.of(PIPE.client)  # the one client needs it at once
+            anyio.run(until_signalled, lambda ending: serve_stdio(server, place))
+            return
+        anyio.run(
+            until_signalled, lambda ending: _over_http(server, sessions, place, ending, around)
+        )
+    finally:
+        sessions.discard_paused()
 
 
 async def _over_http(

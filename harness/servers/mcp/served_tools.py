@@ -84,10 +84,10 @@ SERVED_TOOLS = (
     ),
     ServedTool(
         "sessions",
-        "List your open sessions, or end one.",
+        "List your sessions. End, branch or pause one.",
         arguments.SessionsArguments,
         answers.SessionList,
-        _REPLACES,
+        _ACTS,
     ),
     ServedTool(
         "list_files",

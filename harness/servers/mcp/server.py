@@ -80,7 +80,9 @@ class McpServer:
             ),
             "load_skill": lambda asked, call, control: load_skill(call.services, asked),
             "save_skill": self._of_sessions(save_skill),
-            "sessions": self._of_sessions(session_tools.sessions),
+            "sessions": lambda asked, call, control: session_tools.sessions(
+                self._sessions, call.owner, asked, call.services.sandbox
+            ),
             "list_files": self._of_sessions(session_tools.list_files),
             "download_file": self._of_sessions(session_tools.download_file),
             "upload_file": self._of_sessions(session_tools.upload_file),

@@ -3,12 +3,15 @@
 import base64
 import binascii
 import mimetypes
+from collections.abc import Sequence
 
 from msgspec import UNSET
 
 from ....policies.errors import PolicyError, WorkspaceError
 from ....runner.workspace import Artifact
-from ..owned_sessions import OwnedSessions
+from ...sandbox.sandbox import Sandbox
+from ...sandbox.session import Session
+from ..owned_sessions import ListedSession, OwnedSessions
 from .answer_sizes import fitted, visible
 from .answers import Downloaded, FileList, SessionList, Uploaded, answered, block_of
 from .arguments import (
@@ -24,16 +27,43 @@ _DOWNLOAD_BYTES = 8 * 1024 * 1024
 _UNLISTED = "sessions cannot be listed over this protocol: use their ids"
 
 
-def sessions(open_sessions: OwnedSessions, owner: Owner, asked: SessionsArguments) -> Outcome:
-    """Close the named session if any, and list the open ones."""
+def sessions(
+    open_sessions: OwnedSessions, owner: Owner, asked: SessionsArguments, sandbox: Sandbox
+) -> Outcome:
+    """Close, branch or pause the named sessions if any, and list those that exist then.
+
+    Only one of the three is done in one call: if it fails, nothing was done.
+    """
+    if sum(map(bool, (asked.close, asked.branch, asked.pause))) > 1:
+        raise PolicyError("sessions: give one of close, branch and pause")
+    made: tuple[Session, ...] = ()
     if asked.close:
         open_sessions.close(owner, asked.close)
-    if not owner.may_list:
-        return answered(SessionList(sessions=[], hint=_UNLISTED))
-    listed = open_sessions.of(owner)
-    return answered(
-        SessionList(sessions=[{"id": each.id, "language": each.language} for each in listed])
+    elif asked.pause:
+        open_sessions.pause(owner, asked.pause, sandbox)
+    elif asked.branch:
+        made = open_sessions.branch(owner, asked.branch, asked.branches)
+    hints = (
+        [f"their calls were repeated, not copied: {made[0].not_copied}"] if _replayed(made) else []
     )
+    if not owner.may_list:
+        hints.append(_UNLISTED)
+    listed = open_sessions.listed(owner) if owner.may_list else []
+    return answered(
+        SessionList(
+            sessions=list(map(_told, listed)), branches=[each.id for each in made],
+            hint="; ".join(hints),
+        )
+    )  # fmt: skip
+
+
+def _replayed(made: Sequence[Session]) -> bool:
+    return any(each.forked_by == "replay" for each in made)
+
+
+def _told(session: ListedSession) -> dict[str, str]:
+    told = {"id": session.id, "language": session.language}
+    return told | {"state": "paused"} if session.is_paused else told
 
 
 def list_files(open_sessions: OwnedSessions, owner: Owner, asked: ListFilesArguments) -> Outcome:

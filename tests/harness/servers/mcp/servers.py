@@ -18,7 +18,16 @@ from mcp.server import Server
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 from msgspec.structs import replace
 
-from cellwright import AuditLog, PackageStore, Privacy, Sandbox, Skills, ToolRegistry, tool
+from cellwright import (
+    AuditLog,
+    PackageStore,
+    PauseSettings,
+    Privacy,
+    Sandbox,
+    Skills,
+    ToolRegistry,
+    tool,
+)
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
 from cellwright.harness.servers.mcp.server import McpServer
@@ -78,6 +87,7 @@ def inside(
     tools: Sequence[Callable[..., Any]] = (),
     packages: Packages = Packages(),  # noqa: B008 - a constant
     package_store: PackageStore | None = None,
+    pauses: PauseSettings = PauseSettings(),  # noqa: B008 - a constant
     **limits: Any,
 ) -> Iterator[Inside]:
     """Give a server in this process that offers `add`, `pay` and `tools`."""
@@ -89,7 +99,8 @@ def inside(
             audit=audit or False,
             privacy=privacy,
             package_store=package_store,
-        ) as ceiling,  # fmt: skip
+            pauses=pauses,
+        ) as ceiling,
         ToolRegistry() as registry,
         Runs() as runs,
         contextlib.closing(

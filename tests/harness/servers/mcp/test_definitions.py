@@ -32,7 +32,7 @@ def test_what_finds_and_runs_is_small() -> None:
     """500 tokens of o200k_base on the day that this was written; a byte more has to be weighed."""
     sizes = [len(json.dumps(tool, separators=(",", ":"))) for tool in wire()]
     assert sum(sizes[:3]) <= 2350
-    assert sum(sizes) <= 5400
+    assert sum(sizes) <= 5650
     assert len(INSTRUCTIONS) <= 650
 
 
