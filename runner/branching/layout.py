@@ -67,7 +67,8 @@ class Change(NamedTuple):
 
 
 def parse(text: bytes) -> list[Mapping]:
-    """Return the mappings that /proc/PID/maps lists; raises NotCopyable if there are too many."""
+    """Return the mappings that /proc/PID/maps lists, or that a state says it listed; raises NotCopyable
+    if there are too many, or in an order that no kernel lists."""
     lines = text.split(b"\n")[
         :-1
     ]  # splitlines would cut at \r too, which the kernel leaves in a name
@@ -76,6 +77,9 @@ def parse(text: bytes) -> list[Mapping]:
     found = [
         _remembered(line) if len(line) <= _REMEMBERED_BYTES else _parsed(line) for line in lines
     ]
+    edges = [edge for each in found for edge in (each.start, each.end)]
+    if edges != sorted(edges) or any(each.start == each.end for each in found):
+        raise NotCopyable("its memory is laid out in a way that no process has")
     size = sum(each.end - each.start for each in found if not each.is_fixed)
     if size > MOST_BYTES:
         raise NotCopyable(f"it maps more than {MOST_BYTES >> 30} GiB")

@@ -10,6 +10,7 @@ import pytest
 
 from cellwright import (
     Network,
+    PauseSettings,
     PolicyError,
     PoolSettings,
     Sandbox,
@@ -56,11 +57,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["the host's", "v2"])
-def sandbox(clock: Clock, request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def sandbox(clock: Clock, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sandbox]:
     root = str(UNIFIED) if request.param == "v2" else None
     if root and not UNIFIED.is_dir():
         pytest.skip("this host has one version of cgroups")
-    with Sandbox(policy=POLICY, pool=1, cgroup_root=root) as box:
+    with Sandbox(policy=POLICY, pool=1, cgroup_root=root, pauses=PauseSettings(tmp_path)) as box:
         inspect(box).supervisors._clock = clock
         yield box
 
@@ -105,6 +106,25 @@ def test_an_idle_session_stands_still_until_its_next_request(
         assert stood > 0
         assert soon(lambda: session.execute("n").value > stood)
         assert not cell_of(session).is_frozen
+
+
+def test_a_frozen_session_is_branched_and_paused(sandbox: Sandbox, clock: Clock) -> None:
+    session = sandbox.session()
+    session.execute("steps = iter(range(9)); open('kept', 'w').write('file')")
+    freeze(session, clock)
+    (branch,) = session.branch()
+    assert branch.forked_by == "memory"
+    assert not cell_of(branch).is_frozen
+    assert session.execute("next(steps), next(steps)").value == [0, 1]
+    freeze(session, clock)
+    token = session.pause()
+    freeze(branch, clock)
+    for each in (sandbox.resume(token), sandbox.resume(branch.pause())):
+        assert not cell_of(each).is_frozen
+        assert each.execute("next(steps)").value == (2 if each.id == session.id else 0)
+        assert each.download("kept") == b"file"
+        freeze(each, clock)
+        each.close()
 
 
 def test_files_of_a_frozen_session_are_read_and_written(sandbox: Sandbox, clock: Clock) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cellwright import (
     AuditLog,
     Broker,
+    PauseSettings,
     Policy,
     PolicyError,
     Privacy,
@@ -375,6 +376,30 @@ def test_a_branch_uses_the_tokens_of_its_memory_and_no_later_ones(how: str) -> N
             assert source.execute("mail").value == made.value
             assert branch.execute(f"tools.send(to={later!r}, body='')").ok
             assert SENT[-1]["to"] == later  # unknown to the branch
+
+
+@pytest.mark.parametrize("scope", ["session", "vault"])
+def test_a_resumed_session_uses_its_tokens_unless_they_were_forgotten(
+    tmp_path: Path, scope: Any
+) -> None:
+    SENT.clear()
+    privacy, pauses = Privacy(**PRIVACY, scope=scope), PauseSettings(tmp_path)
+    with Sandbox(pool=0, tools=[find, send], privacy=privacy, pauses=pauses) as sandbox:
+        session = sandbox.session()
+        assert session.execute("import tools\nmail = tools.find(name='x')['mail']").ok
+        token = session.pause()
+        assert all(MAIL.encode() not in each.read_bytes() for each in tmp_path.iterdir())
+        session = sandbox.resume(token)
+        assert session.execute("tools.send(to=mail, body='')").ok
+        assert SENT[-1]["to"] == MAIL
+        stale = session.execute("mail").for_model().value
+        token = session.pause()
+        assert privacy.forget(session=session.id)
+        with sandbox.resume(token) as resumed:
+            assert resumed.execute("tools.send(to=mail, body='')").ok
+            assert SENT[-1]["to"] == stale  # unknown, until a tool returns the value again
+            assert resumed.execute("tools.find(name='x'); tools.send(to=mail, body='')").ok
+            assert SENT[-1]["to"] == MAIL
 
 
 def test_a_named_workspace_shows_tokens_and_keeps_what_no_program_changed(tmp_path: Path) -> None:

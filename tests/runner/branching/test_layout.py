@@ -122,7 +122,8 @@ def test_long_names_are_not_kept_from_one_session_to_the_next() -> None:
         for n in range(4):
             parse(
                 b"".join(
-                    b"1000-2000 r--p 0 00:2a 5 /%d-%d%s\n" % (n, m, b"x" * 4000) for m in range(200)
+                    b"%x000-%x000 r--p 0 00:2a 5 /%d%s\n" % (m, m + 1, n, b"x" * 4000)
+                    for m in range(1, 201)
                 )
             )
         assert tracemalloc.get_traced_memory()[0] < 200 * 4000
