@@ -80,6 +80,10 @@ REPLIES: dict[str, list[Reply]] = {
         calling(("shell", '{"command": "wc -l < notes.txt; cat /etc/shadow"}')),
         "There are three.",
     ],
+    "harness/adapters/openai_agents.md": [
+        calling(("exec_command", '{"cmd": "wc -l < notes.txt; cat /etc/shadow"}')),
+        "There are three.",
+    ],
     "harness/adapters/inspect_ai.md": [
         calling(("bash", '{"command": "wc -w < words.txt"}')),
         "There are 3.",

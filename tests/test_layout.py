@@ -233,6 +233,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         "inspect-ai": "inspect_ai",
         "ipython": "IPython",
         "jsonschema-specifications": "jsonschema_specifications",
+        "openai-agents": "agents",
         "opentelemetry-api": "opentelemetry",
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
         "opentelemetry-sdk": "opentelemetry",
