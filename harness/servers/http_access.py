@@ -58,7 +58,11 @@ class AccessMiddleware:
             await self._app(scope, receive, send)  # lifespan; there are no websockets
             return
         client = self._tokens.client_of(header(scope, b"authorization"))
-        if client is None:
+        if _has_two_lengths(scope):
+            close = {"Connection": "close"}
+            refusal = Response("both content-length and transfer-encoding\n", 400, close)
+            await refusal(scope, receive, send)
+        elif client is None:
             refusal = Response("a token is required\n", 401, {"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
         elif twice := self._duplicate_header(scope):
@@ -124,6 +128,13 @@ async def read_ahead(scope: Scope, receive: Receive, most: int) -> Receive:
         return read.popleft() if read else await receive()
 
     return again
+
+
+def _has_two_lengths(scope: Scope) -> bool:
+    """Tell whether a request has two headers that say how long its body is: a proxy that believes the
+    other one passes on what it takes for one request, and this server for two (RFC 9112, 6.3)."""
+    names = {key for key, _ in scope["headers"]}
+    return {b"content-length", b"transfer-encoding"} <= names
 
 
 def own_origins(headers: Mapping[bytes, bytes]) -> set[bytes]:

@@ -3,6 +3,7 @@
 import pytest
 
 from cellwright.harness.servers.web.pages import page
+from tests.harness.servers.web.test_load import sent
 from tests.harness.servers.web.web_servers import ANN, EVE, Web, web_server
 
 pytestmark = pytest.mark.needs("userns")
@@ -53,6 +54,21 @@ def test_an_authorized_request_is_answered(web: Web, headers: dict[str, str]) ->
     assert answer.json()["client"] == "ann"
     assert not answer.json()["is_operator"]
     assert answer.headers["cache-control"] == "no-store"
+
+
+def test_a_request_with_two_lengths_is_refused_and_ends_its_connection(web: Web) -> None:
+    """A proxy may believe the other one: what is left of the body would be a request of its client."""
+    left = f"GET /v1/server HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {EVE}\r\n\r\n"
+    head = (
+        "POST /v1/executions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {ANN}\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n"
+    )
+    told = b""
+    with sent(web, f"{head}0\r\n\r\n{left}".encode()) as client:
+        while piece := client.recv(65536):
+            told += piece
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert told.count(b"HTTP/1.1") == 1
 
 
 def test_an_operator_is_one(web: Web) -> None:
