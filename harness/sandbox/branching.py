@@ -57,16 +57,22 @@ def branch(
     n: int,
     *,
     reseed: bool,
+    may_replay: bool,
     another: Callable[[str], _Session],
     process: BranchingProcess,
 ) -> tuple[_Session, ...]:
-    """Return `n` branches of a session, or close all of them and raise.
+    """Return `n` branches of a session, or close all of them and raise; PolicyError if its calls would
+    have to be repeated and that is not wanted.
 
     `another` opens a session that is alike; it takes the reason, for the trail.
     """
     try:
         made = _by_memory(source, n, another, process)
     except CannotBranch as error:
+        if not may_replay:
+            raise PolicyError(
+                f"branch: the session cannot be branched by memory: {error}"
+            ) from None
         made = _by_replay(source, n, str(error))
     if reseed:
         with _closing_unless_done(made):

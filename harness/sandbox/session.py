@@ -267,14 +267,17 @@ class Session(Executing):
             )
         )  # fmt: skip
 
-    def branch(self, n: int = 1, reseed: bool = False) -> "tuple[Session, ...]":
+    def branch(
+        self, n: int = 1, reseed: bool = False, *, replay: bool = True
+    ) -> "tuple[Session, ...]":
         """Return `n` sessions that go on from the state of this one, each in a cell of its own.
 
         Memory, files, open files and the working directory are copied, nothing is executed again,
         and nothing is shared from then on.  Where that is not possible, as with threads, sockets or a
         language other than Python, `branch` replays the calls instead, as `fork` does: `forked_by` of
         the new sessions says which it was, and `not_copied` why.  `reseed`: seed `random` and numpy's
-        generator anew in each; else all draw the same numbers.
+        generator anew in each; else all draw the same numbers.  `replay=False`: raise PolicyError where
+        the memory cannot be copied, and execute nothing.
 
         Either all `n` (1 to 8) are made or none, and this session goes on in any case.  Raises
         SessionLost, BusyError if a call of this session does not end, and what `fork` raises.
@@ -283,9 +286,11 @@ class Session(Executing):
             "branch: not available with connect=", "fork() replays the calls of the session"
         )
 
-    async def abranch(self, n: int = 1, reseed: bool = False) -> "tuple[Session, ...]":
+    async def abranch(
+        self, n: int = 1, reseed: bool = False, *, replay: bool = True
+    ) -> "tuple[Session, ...]":
         """`branch` for asyncio."""
-        return await self._aexecutor().call(lambda: self.branch(n, reseed))
+        return await self._aexecutor().call(lambda: self.branch(n, reseed, replay=replay))
 
     def pause(self) -> str:
         """Keep the state of this session on disk, end it, and return a token for `Sandbox.resume`.

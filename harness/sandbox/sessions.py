@@ -245,13 +245,17 @@ class CellSession(Session):
             raise
         return branch
 
-    def branch(self, n: int = 1, reseed: bool = False) -> tuple[Session, ...]:
+    def branch(
+        self, n: int = 1, reseed: bool = False, *, replay: bool = True
+    ) -> tuple[Session, ...]:
         from .branching import branch, check_branches  # seldom needed
 
         check_flag("reseed", reseed)
+        may_replay = check_flag("replay", replay)
         return branch(
-            self, check_branches(n), reseed=reseed, another=self._another, process=self._branching
-        )
+            self, check_branches(n), reseed=reseed, may_replay=may_replay, another=self._another,
+            process=self._branching,
+        )  # fmt: skip
 
     def pause(self) -> str:
         if self._kept_in:

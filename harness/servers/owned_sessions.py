@@ -153,11 +153,12 @@ class OwnedSessions:
         raise _not_found(id, session)
 
     def branch(self, owner: SessionOwner, id: str, n: int) -> tuple[Session, ...]:
-        """Open `n` branches of a session; raises BusyError if these are too many for its owner."""
+        """Open `n` branches of a session; raises BusyError if these are too many for its owner, and
+        PolicyError if its memory cannot be copied: no call of a tool is repeated."""
         source = self.get(owner, id)
         self._count(owner.id, n)
         try:
-            made = source.branch(n)
+            made = source.branch(n, replay=False)
         except BaseException:
             self._uncount(owner.id, n)
             raise

@@ -202,6 +202,21 @@ if not os.fork():
         branch.close()
 
 
+def test_without_replay_nothing_is_executed_and_none_is_made(sandbox: Sandbox) -> None:
+    with sandbox.session() as source:
+        source.execute(REFUSED["threads"] + "\nx = 1")
+        before = sandbox._state().sessions
+        with pytest.raises(PolicyError, match="by memory: it runs threads"):
+            source.branch(2, replay=False)
+        assert sandbox._state().sessions == before
+        assert value(source, "x") == 1
+    with sandbox.session() as source:
+        source.execute("x = 1")
+        (branch,) = source.branch(replay=False)
+        with branch:
+            assert (branch.forked_by, value(branch, "x")) == ("memory", 1)
+
+
 def test_a_branch_of_a_branch_replays_every_call(sandbox: Sandbox) -> None:
     with sandbox.session() as source:
         source.execute("x = 1")

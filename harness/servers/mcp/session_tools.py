@@ -3,7 +3,6 @@
 import base64
 import binascii
 import mimetypes
-from collections.abc import Sequence
 
 from msgspec import UNSET
 
@@ -43,22 +42,13 @@ def sessions(
         open_sessions.pause(owner, asked.pause, sandbox)
     elif asked.branch:
         made = open_sessions.branch(owner, asked.branch, asked.branches)
-    hints = (
-        [f"their calls were repeated, not copied: {made[0].not_copied}"] if _replayed(made) else []
-    )
-    if not owner.may_list:
-        hints.append(_UNLISTED)
     listed = open_sessions.listed(owner) if owner.may_list else []
     return answered(
         SessionList(
             sessions=list(map(_told, listed)), branches=[each.id for each in made],
-            hint="; ".join(hints),
+            hint="" if owner.may_list else _UNLISTED,
         )
     )  # fmt: skip
-
-
-def _replayed(made: Sequence[Session]) -> bool:
-    return any(each.forked_by == "replay" for each in made)
 
 
 def _told(session: ListedSession) -> dict[str, str]:

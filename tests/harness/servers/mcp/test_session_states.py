@@ -59,15 +59,14 @@ def test_branches_go_on_from_the_state_of_a_session(server: Inside, era: str) ->
     drive(at(server.server, era), body)
 
 
-def test_a_branch_that_was_replayed_says_so(server: Inside, era: str) -> None:
+def test_no_call_is_repeated_for_a_branch(server: Inside, era: str) -> None:
     async def body(client: Client) -> None:
         id = await opened(client, f"{THREAD}; x = 7")
-        told = await call(client, "sessions", branch=id)
-        assert "repeated, not copied: it runs threads" in told["hint"]
-        (made,) = told["branches"]
-        assert await value(client, made, "x") == 7
-        for each in (id, made):
-            await call(client, "sessions", close=each)
+        assert "by memory: it runs threads" in await failing(client, "sessions", branch=id)
+        listed = (await call(client, "sessions"))["sessions"]
+        assert [each["id"] for each in listed] == [id]
+        assert await value(client, id, "x") == 7
+        await call(client, "sessions", close=id)
 
     drive(at(server.server, era), body)
 
