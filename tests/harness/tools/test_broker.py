@@ -363,7 +363,7 @@ def test_a_credential_that_cannot_be_had_ends_the_call(tmp_path: Any) -> None:
     )
     for name, words in {
         "file": "chmod",
-        "variable": "KeyError",
+        "variable": "the environment has no CELLWRIGHT_NO_SUCH_VARIABLE",
         "short": "shorter",
         "none": "not in",
     }.items():

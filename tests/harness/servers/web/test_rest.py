@@ -144,6 +144,14 @@ def test_tools_are_found_described_and_called(web: Web) -> None:
     assert PAID == []
 
 
+def test_a_made_tool_has_only_packages_that_the_policy_allows(web: Web) -> None:
+    source = "import idna\ndef known(text: str) -> bool:\n    return True\n"
+    body = {"name": "known", "source_code": source, "requirements": ["idna"]}
+    answer = web.ask("POST", "/v1/tools", json=body)
+    assert 400 <= answer.status_code < 500
+    assert "packages.allow of the policy" in answer.text
+
+
 def test_a_made_tool_belongs_to_its_maker(web: Web) -> None:
     source = "def double(n: int) -> int:\n    return n * 2\n"
     body = {
