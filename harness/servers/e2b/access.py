@@ -7,7 +7,8 @@ from starlette.responses import Response
 from ..http_access import MIB, header
 from ..http_server import App, Receive, Scope, Send
 from ..tokens import Tokens
-from .answers import error_answer
+from .answers import error_answer, number_of
+from .cell import ENVD_PORT
 from .sandboxes import E2bSandboxes
 from .signatures import is_signed
 
@@ -70,19 +71,30 @@ class Credentials:
         token = next(filter(None, (header(scope, name) for name in TOKEN_HEADERS)), "")
         if not token and "signature" in query:
             sandbox = self._sandboxes.find(header(scope, SANDBOX_HEADER))
-            if sandbox and is_signed(query, scope["method"], sandbox.token):
-                token = sandbox.token
+            is_file = scope["path"] == _FILES and port_of(scope) == ENVD_PORT
+            if sandbox and is_file and is_signed(query, scope["method"], sandbox.token):
+                token = sandbox.token  # for nothing else: a signature is of one file
         return f"Sandbox {token}"
 
 
 def _with_length(scope: Scope) -> list[tuple[bytes, bytes]]:
     """Return the headers; a call that streams counts as long as its first part may be, not as a file,
-    because it is at work for as long as a command runs."""
+    because it is at work for as long as a command runs.  `body_of` reads no more than that."""
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    if scope["path"] == _FILES or not any(name == b"transfer-encoding" for name, _ in headers):
+    if not is_stream(scope) or not any(name == b"transfer-encoding" for name, _ in headers):
         return headers
     kept = [each for each in headers if each[0] not in (b"transfer-encoding", b"content-length")]
     return [*kept, (b"content-length", str(MOST_CALL).encode())]
+
+
+def is_stream(scope: Scope) -> bool:
+    """Tell whether a request is a call that streams (connectrpc.com/docs/protocol)."""
+    return header(scope, b"content-type").startswith("application/connect+")
+
+
+def port_of(scope: Scope) -> int:
+    """Return the port of a sandbox that a request is for."""
+    return number_of(header(scope, PORT_HEADER), ENVD_PORT)
 
 
 def is_for_sandbox(scope: Scope) -> bool:

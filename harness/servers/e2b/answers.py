@@ -67,7 +67,10 @@ async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def body_of(request: Request, most: int = MOST_BODY) -> bytes:
-    """Return the body; raises E2bRefusal if it is too long."""
+    """Return the body; raises E2bRefusal if it has more than `most` bytes, or than the request's quota
+    was charged for."""
+    charged = request.headers.get("content-length")
+    most = most if charged is None else min(most, int(charged))
     body = bytearray()
     async for piece in request.stream():
         body += piece

@@ -2,6 +2,7 @@
 
 import urllib.parse
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -84,7 +85,7 @@ async def _change_network(request: Request, sandboxes: E2bSandboxes) -> Response
 
 
 async def _metrics(request: Request, sandboxes: E2bSandboxes) -> Response:
-    return json_answer(_named(request, sandboxes).metrics())
+    return json_answer(await anyio.to_thread.run_sync(_named(request, sandboxes).metrics))
 
 
 async def _unsupported(request: Request, sandboxes: E2bSandboxes) -> Response:

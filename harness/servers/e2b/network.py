@@ -46,13 +46,29 @@ def change(sandbox: Sandbox, network: Network, asked: E2bNetwork) -> None:
         )
     if not network.allow:
         return  # it has no network, which is what is left to ask for
+    again = [rule for rule in network.allow if rule.host in wanted and _is_denied(sandbox, rule)]
+    if capped := [rule.host for rule in again if _is_capped(rule)]:
+        raise PolicyError(
+            f"network: {', '.join(capped)} cannot be allowed again, because its caps would count anew",
+            "make another sandbox",
+        )
+    for rule in again:
+        sandbox.network.allow(rule)
     for rule in network.allow:
-        if rule.host in wanted:
-            sandbox.network.allow(rule)
-        else:
+        if rule.host not in wanted:
             sandbox.network.deny(NetworkDenial(host=rule.host, ports=rule.each_port()))
     for host in _denied(asked):
         sandbox.network.deny(host)
+
+
+def _is_denied(sandbox: Sandbox, rule: NetworkRule) -> bool:
+    denials = (NetworkDenial(host=rule.host), NetworkDenial(host=rule.host, ports=rule.each_port()))
+    return any(str(each) in sandbox.network.rules for each in denials)
+
+
+def _is_capped(rule: NetworkRule) -> bool:
+    caps = (rule.sent_bytes, rule.received_bytes, rule.lifetime_seconds)
+    return any(each is not None for each in caps)
 
 
 def _rules(rules: Sequence[NetworkRule], asked: E2bNetwork) -> list[NetworkRule]:

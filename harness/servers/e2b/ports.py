@@ -3,9 +3,8 @@
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from .access import MOST_CALL, PORT_HEADER, SANDBOX_HEADER
-from .answers import MOST_BODY, E2bRefusal, Handler, body_of, json_answer, number_of, read_body
-from .cell import ENVD_PORT
+from .access import MOST_CALL, SANDBOX_HEADER, is_stream, port_of
+from .answers import MOST_BODY, E2bRefusal, Handler, body_of, json_answer, read_body
 from .code_interpreter import CodeContext
 from .messages import ExecuteCode, NewContext
 from .relay import relayed
@@ -26,14 +25,12 @@ def _reached(request: Request, sandboxes: E2bSandboxes) -> E2bSandbox:
 
 async def of_port(request: Request, sandboxes: E2bSandboxes) -> Response:
     """Pass a request on to a server in the cell."""
-    sandbox, given = _reached(request, sandboxes), request.headers.get(PORT_HEADER.decode(), "")
-    port = number_of(given, ENVD_PORT)
+    sandbox, port = _reached(request, sandboxes), port_of(request.scope)
     if not 0 < port < 65536:
         raise E2bRefusal(400, f"port {port}: must be from 1 to 65535")
     query = request.scope["query_string"].decode("latin-1")
     target = request.scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
-    streams = request.headers.get("content-type", "").startswith("application/connect+")
-    body = await body_of(request, MOST_CALL if streams else MOST_BODY)
+    body = await body_of(request, MOST_CALL if is_stream(request.scope) else MOST_BODY)
     path = sandbox.cell.address_of(port)
     return await relayed(path, request.method, target, request.headers, body)
 

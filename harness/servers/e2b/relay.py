@@ -29,18 +29,24 @@ _ANSWER_HEADERS = (
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("cell", timeout=_HEADER_SECONDS)
+        super().__init__("cell")
         self._path = path
+        # http.client forgets its own once an answer says that the connection ends with it.
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_HEADER_SECONDS)
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
+        self.sock = self._socket
         self.sock.connect(self._path)
+
+    def is_answered(self) -> None:
+        """Wait longer from now on: the rest comes as a program writes it."""
+        self._socket.settimeout(_IDLE_SECONDS)
 
     def hang_up(self) -> None:
         """End a read of another thread, and the connection."""
-        with contextlib.suppress(OSError, AttributeError):
-            self.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 async def relayed(
@@ -57,13 +63,14 @@ async def relayed(
     def ask() -> http.client.HTTPResponse:
         connection.request(method, target, body or None, {**given, "Connection": "close"})
         answer = connection.getresponse()
-        if connection.sock:
-            connection.sock.settimeout(_IDLE_SECONDS)
+        connection.is_answered()
         return answer
 
     try:
-        answer = await anyio.to_thread.run_sync(ask, limiter=_STREAMS, abandon_on_cancel=True)
+        with anyio.fail_after(_HEADER_SECONDS):  # also of a server that sends a byte at a time
+            answer = await anyio.to_thread.run_sync(ask, limiter=_STREAMS, abandon_on_cancel=True)
     except (OSError, http.client.HTTPException, ValueError):
+        connection.hang_up()
         connection.close()
         return Response("the port is not open in the sandbox\n", 502)
     except BaseException:

@@ -154,7 +154,9 @@ class Handler(BaseHTTPRequestHandler):
             files = list(_parts(kind, body))
         else:
             files = [("", body)]
-        if len(files) == 1 and query.get("path"):
+        if query.get("path"):  # which a signature may be of
+            if len(files) != 1:
+                raise ValueError("path: one file can be written there")
             files = [(query["path"], files[0][1])]
         written = []
         for name, data in files:

@@ -15,6 +15,7 @@ class E2bServer(NamedTuple):
     """Where it serves, and what its clients need in their environment."""
 
     url: str
+    pid: int
 
     @property
     def variables(self) -> dict[str, str]:
@@ -34,7 +35,7 @@ def serving(*options: str) -> Iterator[E2bServer]:
             line = process.stderr.readline()
             assert line, said
             said += line
-        yield E2bServer(found[1])
+        yield E2bServer(found[1], process.pid)
     finally:
         process.terminate()
         process.communicate(timeout=30)
