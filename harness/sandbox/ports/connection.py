@@ -129,6 +129,10 @@ class Connection:
             self._moved_at = now
             if not any(side.is_gone for side in self.sides()):
                 break
+        if self.client.is_gone and self._flows[0].is_done:
+            return (
+                False  # a client that has closed its socket takes nothing that the guest still says
+            )
         return not all(flow.is_done for flow in self._flows)
 
     def wanted(self, side: Side) -> int:
