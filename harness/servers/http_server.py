@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import anyio
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 Scope = MutableMapping[str, Any]
@@ -25,6 +25,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_CONNECTIONS = 1000
 _WAIT_SECONDS = 10.0
+_FURTHER_BYTES = 64 * 1024  # of requests that come while one is at work
 _ADMIT, _DROP = "cellwright.admit", "cellwright.drop"  # in the state of a request's scope
 
 
@@ -72,6 +73,19 @@ class HttpConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Go on reading while a request is at work.
+
+        uvicorn stops once a further request has come, and would not see that the client disconnects.
+        """
+        super().data_received(data)
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
+            if len(self.conn.trailing_data[0]) > _FURTHER_BYTES:
+                self.drop()
+            else:
+                self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

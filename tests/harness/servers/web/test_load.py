@@ -96,6 +96,26 @@ def test_a_program_ends_with_its_client(path: str) -> None:
         assert soon(lambda: is_accepted(web))
 
 
+def test_a_program_ends_with_a_client_that_sent_another_request_meanwhile() -> None:
+    """The server must go on reading, or it does not see the end of the connection."""
+    with web_server(limits=WebLimits(executions_of_one=1)) as web:
+        with sent(web, request_bytes("/v1/executions", {"code": ENDLESS})) as client:
+            assert soon(lambda: not is_accepted(web))
+            client.sendall(request_bytes("/v1/executions", {"code": "1"}))
+            assert not is_accepted(web)  # the server has read it by now
+        assert soon(lambda: is_accepted(web))
+
+
+def test_a_client_that_sends_on_and_on_while_a_request_works_is_dropped() -> None:
+    """What it sends would wait in the memory of the server."""
+    data = request_bytes("/v1/executions", {"code": ENDLESS})
+    with web_server(limits=WebLimits(executions_of_one=1)) as web, sent(web, data) as client:
+        assert soon(lambda: not is_accepted(web))
+        with contextlib.suppress(ConnectionError):
+            client.sendall(request_bytes("/v1/executions", {"code": "#" * (4 << 20)}))
+        assert soon(lambda: is_accepted(web))
+
+
 def test_a_program_in_a_session_ends_with_its_client_and_the_session_stays() -> None:
     with web_server(limits=WebLimits(executions_of_one=1)) as web:
         session = f"/v1/sessions/{web.post('/v1/sessions', {})['session']}"
