@@ -126,13 +126,14 @@ class KeptProcess:
 
 
 def _beginning(argv: list[str]) -> list[str]:
-    """Return the first arguments, as far as they are told: all of them may be longer than a value."""
+    """Return the first arguments, as far as they are told: all of them may be longer than a value, and
+    bytes that are no UTF-8 would not be one."""
     told: list[str] = []
     left = _TOLD_CHARACTERS
     for each in argv:
         if left <= 0:
             break
-        told.append(each[:left])
+        told.append(each[:left].encode(errors="replace").decode())
         left -= max(1, len(each))
     return told
 

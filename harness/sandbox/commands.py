@@ -60,6 +60,13 @@ def argv_of(given: CommandArguments) -> tuple[str, ...]:
         raise PolicyError(f"command: must name a program, without NUL, got {given.command!r}")
     if given.cwd is not None and not isinstance(given.cwd, str):
         raise PolicyError(f"cwd: must be a path in the cell, got {given.cwd!r}")
+    for each in (*argv, given.cwd or ""):
+        try:
+            each.encode(
+                errors="surrogateescape"
+            )  # bytes that are no UTF-8, as os.fsdecode has them
+        except UnicodeEncodeError:
+            raise PolicyError(f"command: {each!r} holds a lone surrogate") from None
     return argv
 
 

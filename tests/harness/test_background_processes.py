@@ -52,6 +52,16 @@ def test_its_directory_and_variables_are_its_own(session: Session) -> None:
     assert session.run("echo ${A:-none}", shell=True).stdout == "none\n"
 
 
+def test_arguments_that_are_no_text_reach_the_program_and_are_shown_as_text(
+    session: Session,
+) -> None:
+    process = session.start_command(["printf", "%s", "\udce9"])
+    assert output_of(process) == b"\xe9"
+    assert [each.command for each in session.processes()] == [("printf", "%s", "?")]
+    with pytest.raises(PolicyError, match="lone surrogate"):
+        session.start_command(["printf", "\ud800"])
+
+
 def test_both_streams_are_read_and_a_missing_program_is_named(session: Session) -> None:
     assert output_of(session.start_command(["sh", "-c", "echo a; echo b >&2"])) == b"a\nb\n"
     missing = session.start_command(["no-such-program", "\x1b"])

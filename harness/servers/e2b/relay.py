@@ -43,6 +43,11 @@ class _UnixConnection(http.client.HTTPConnection):
         """Wait longer from now on: the rest comes as a program writes it."""
         self._socket.settimeout(_IDLE_SECONDS)
 
+    def end(self) -> None:
+        """End the connection and close its descriptor, which no other thread uses by then."""
+        self.hang_up()
+        self._socket.close()
+
     def hang_up(self) -> None:
         """End a read of another thread, and the connection."""
         with contextlib.suppress(OSError):
@@ -55,7 +60,7 @@ async def relayed(
     """Return the answer of the server that listens at a Unix socket.
 
     Its status and a few headers are passed on, and its body as it comes.  Status 502 says that no
-    server answers.
+    server answers, or that it redirects to another host: clients would take their token there.
     """
     connection = _UnixConnection(path)
     given = {name: headers[name] for name in _REQUEST_HEADERS if name in headers}
@@ -80,8 +85,17 @@ async def relayed(
         name: value for name in _ANSWER_HEADERS if (value := answer.getheader(name)) is not None
     }
     kept = {name: value for name, value in kept.items() if value.isprintable()}
+    if not _stays(kept.get("location", "/")):
+        answer.close()
+        connection.end()
+        return Response("the server redirects to another host\n", 502)
     status = answer.status if 200 <= answer.status <= 599 else 502
     return StreamingResponse(_body(connection, answer), status, kept)
+
+
+def _stays(location: str) -> bool:
+    """Tell whether `location` is a path of the same server, for browsers too: they read \\ as /."""
+    return location.startswith("/") and not location.startswith("//") and "\\" not in location
 
 
 async def _body(
@@ -94,10 +108,13 @@ async def _body(
                 lambda: answer.read1(_CHUNK), limiter=_STREAMS, abandon_on_cancel=True
             )
             if not data:
-                return
+                break
             left -= len(data)
             yield data
     except (OSError, http.client.HTTPException, ValueError):
-        return  # the cell has ended, or says nonsense: the answer ends here
-    finally:
-        connection.hang_up()
+        pass  # the cell has ended, or says nonsense: the answer ends here
+    except BaseException:
+        connection.hang_up()  # a thread may still read, so its descriptor stays
+        raise
+    answer.close()
+    connection.end()

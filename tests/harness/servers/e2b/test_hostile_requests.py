@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.responses import StreamingResponse
 
 from cellwright import NetworkRule, Policy, PolicyError, Sandbox
 from cellwright.harness.servers.e2b import relay
@@ -186,8 +187,27 @@ async def _status_of_dripping(path: str, answer: bytes) -> int:
         group.start_soon(listener.serve, drip)
         with anyio.fail_after(20):
             told = await relay.relayed(path, "GET", "/", {}, b"")
+            if isinstance(told, StreamingResponse):
+                [_ async for _ in told.body_iterator]
         group.cancel_scope.cancel()
     return told.status_code
+
+
+@pytest.mark.parametrize(
+    ("location", "status"),
+    [
+        ("/next?a=b", 302),
+        ("http://192.0.2.1/", 502),
+        ("//192.0.2.1/", 502),
+        ("/\\192.0.2.1/", 502),
+        ("javascript:1", 502),
+    ],
+)
+def test_a_server_in_a_cell_leads_no_client_away(
+    tmp_path: Path, location: str, status: int
+) -> None:
+    answer = f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
+    assert anyio.run(_status_of_dripping, str(tmp_path / "socket"), answer.encode()) == status
 
 
 def test_a_client_does_not_count_the_caps_of_a_rule_anew() -> None:
