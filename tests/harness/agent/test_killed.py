@@ -143,8 +143,11 @@ def test_another_process_does_not_take_up_a_run_that_is_worked_on(tmp_path: Path
             import signal
 
             os.kill(process.pid, signal.SIGSTOP)
-            with processes.start("resume", run) as second:
-                assert second.wait() == 2
-            os.kill(process.pid, signal.SIGCONT)
+            try:
+                with processes.start("resume", run) as second:
+                    status = second.wait()
+            finally:
+                os.kill(process.pid, signal.SIGCONT)  # else a failure waits for it without end
+            assert status == 2
             assert json.loads(process.stdout.read().splitlines()[-1])["answer"] == DONE
         assert processes.sent() == ["ann", "bob"]
