@@ -102,6 +102,7 @@ class _LateNames:
         self._covered = covered
         self._shown = frozenset(bind.path for bind in plan.binds)
         self._directories: dict[str, _Directory] = {}
+        self._found = ""
         denied = denied_by(plan.hidden)
         for bind in plan.binds if denied else ():
             source = sources.get(bind.path, bind.path)
@@ -114,7 +115,14 @@ class _LateNames:
         return bool(self._directories)
 
     def find(self) -> str:
-        """Return the first denied path that has no cover; "" if there is none."""
+        """Return the first denied path that had no cover; "" if there was none.
+
+        It is the answer from then on: a directory that was read is not read again, and others were not.
+        """
+        self._found = self._found or self._look()
+        return self._found
+
+    def _look(self) -> str:
         waiting = list(self._directories.items())
         looked_at = 0
         while waiting:

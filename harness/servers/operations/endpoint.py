@@ -64,10 +64,13 @@ class OperatorsEndpoint:
             self._connected, sock=self._listener, limit=_HEAD_BYTES, backlog=_BACKLOG
         )
         await self._stopping.wait()
+        self._loop.remove_reader(self._listener)
+        while len(asyncio.all_tasks()) > 1:  # also those that accept: they need an open server
+            for task in self._waiting:
+                task.cancel()
+            await asyncio.sleep(0)
         server.close()
-        for task in [*self._waiting]:
-            task.cancel()
-        await asyncio.gather(*self._waiting, return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next turn
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
