@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cellwright import AuditLog, Sandbox, SessionSettings
+from cellwright import AuditLog, Sandbox, SandboxStatus, SessionSettings
 from cellwright.harness.servers.operations.measurements import (
     MOST_SERIES,
     REQUESTS,
@@ -16,6 +16,7 @@ from cellwright.harness.servers.operations.pages import OperatorsPages
 from cellwright.harness.servers.operations.prometheus import PrometheusText
 from cellwright.harness.servers.operations.sandbox_gauges import POOL_CELLS, readings_of
 from tests.conftest import policy_named, soon
+from tests.network import NAME, count_bytes, policy, resolving, serving, tcp
 
 pytestmark = pytest.mark.needs("userns")
 Samples = dict[str, float]
@@ -79,6 +80,33 @@ def test_every_series_is_moved_by_what_it_counts(
     assert scraped[series] >= least
 
 
+def test_calls_of_tools_connections_and_refused_programs_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def double(n: int) -> int:
+        return 2 * n
+
+    resolving(monkeypatch, {NAME: [["127.0.0.1"]]})
+    measurements = Measurements(["network"])
+    log = AuditLog(max_entries=0, on_entry=measurements)
+    with serving(count_bytes) as server:
+        allowed = policy(tcp(server.port))
+        with Sandbox(policy=allowed, pool=0, audit=log, tools=[double]) as sandbox:
+            code = (
+                "import socket, tools\n"
+                f"with socket.create_connection(({NAME!r}, {server.port})) as sock:\n"
+                "    sock.sendall(b'12345'); sock.shutdown(1); sock.recv(9)\n"
+                "tools.double(n=2)"
+            )
+            assert sandbox.execute(code).value == 4
+            assert sandbox.execute("\0").status is SandboxStatus.REJECTED
+    read = samples(PrometheusText(measurements).render())
+    assert read["cellwright_tool_events_total{event=call}"] == 1
+    assert read["cellwright_programs_rejected_total{policy=network}"] == 1
+    connections = [each for name, each in read.items() if "network_connections_total" in name]
+    assert connections == [1]
+
+
 def test_a_session_counts_neither_as_hit_nor_as_miss(scraped: Samples) -> None:
     leases = {name: each for name, each in scraped.items() if "pool_leases" in name}
     assert sum(leases.values()) == 5  # of the calls that are not the session's
@@ -87,7 +115,7 @@ def test_a_session_counts_neither_as_hit_nor_as_miss(scraped: Samples) -> None:
 def test_the_gauges_of_calls_and_of_frozen_sessions_move() -> None:
     settings = SessionSettings(freeze_seconds=0.05)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
-        run = sandbox.start("print(input())")
+        run = sandbox.start("while True: pass")
         try:
             assert soon(lambda: sandbox._state().supervisors[0].running == 1)
         finally:
