@@ -128,7 +128,8 @@ def test_the_hosts_loopback_is_not_reached_however_it_is_written(
 def test_an_address_of_the_range_without_a_name_leads_nowhere(box: Sandbox, server: Server) -> None:
     code = "[attempt(lambda: reach(host)) for host in ('198.18.0.0', '198.18.0.1', '198.18.0.2', '198.19.7.7')]"
     found, result = value(box, server, code)
-    assert found == ["ECONNRESET"] * 4
+    assert len(found) == 4
+    assert set(found) <= {"ECONNRESET", "ENOTCONN"}  # of shutdown(2), once the reset has come
     assert server.connections == 0
     assert {each.rule for each in result.violations} == {"network: the address stands for no name"}
 
