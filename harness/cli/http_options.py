@@ -1,5 +1,5 @@
-"""Options of commands that serve over HTTP: the address, the tokens and the allowed names and
-origins."""
+"""Options that the servers of programs share: the address, the tokens, the allowed names and origins,
+and the number of sessions."""
 
 import argparse
 import logging
@@ -7,6 +7,8 @@ import sys
 from collections.abc import Set
 
 from ...policies.errors import PolicyError
+from ...policies.policy import check_limit
+from ..servers.owned_sessions import SessionLimits
 from ..servers.tokens import HttpSettings, tokens_of
 from ..text.terminal import harmless
 
@@ -29,6 +31,25 @@ def add_access(parser: argparse.ArgumentParser, variable: str, names: str) -> No
         "--origin", action="append", default=[], metavar="URL",
         help="accept web pages from this origin; may be repeated; default none",
     )  # fmt: skip
+
+
+def add_session_limits(parser: argparse.ArgumentParser) -> None:
+    """Add --sessions and --session-idle."""
+    defaults = SessionLimits()
+    parser.add_argument(
+        "--sessions", type=int, default=defaults.of_all, metavar="N",
+        help="open sessions at most; default %(default)s",
+    )  # fmt: skip
+    parser.add_argument(
+        "--session-idle", type=float, default=defaults.idle_seconds, metavar="S",
+        help="seconds after which an idle session is closed; default %(default)g",
+    )  # fmt: skip
+
+
+def check_session_limits(options: argparse.Namespace) -> None:
+    """Raise PolicyError naming the option whose value is invalid."""
+    check_limit("--sessions", options.sessions, whole=True)
+    check_limit("--session-idle", options.session_idle)
 
 
 def http_settings(

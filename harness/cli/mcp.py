@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
-from ...policies.policy import Policy, check_limit
+from ...policies.policy import Policy
 from ...runner.spawn import Spawned, interpreter
 from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
@@ -20,7 +20,13 @@ from ..servers.services import ServicesByClient
 from ..servers.tokens import CLIENT, MCP_VARIABLE, HttpSettings
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
-from .http_options import add_access, http_settings, log_to_stderr
+from .http_options import (
+    add_access,
+    add_session_limits,
+    check_session_limits,
+    http_settings,
+    log_to_stderr,
+)
 from .operations import add_operations, operations_of
 from .options import (
     AUDIT_HELP,
@@ -66,18 +72,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="redact what looks like a secret in the results of tools",
     )
     add_privacy(parser)
-    defaults = SessionLimits()
-    parser.add_argument(
-        "--sessions",
-        type=int,
-        default=defaults.of_all,
-        metavar="N",
-        help="open sessions at most; default %(default)s",
-    )
-    parser.add_argument(
-        "--session-idle", type=float, default=defaults.idle_seconds, metavar="S",
-        help="seconds after which an idle session is closed; default %(default)g",
-    )  # fmt: skip
+    add_session_limits(parser)
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     add_operations(parser)
 
@@ -86,8 +81,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until the client closes its end or until a signal."""
     policy = policy_of(options)
     require_sdk()
-    check_limit("--sessions", options.sessions, whole=True)
-    check_limit("--session-idle", options.session_idle)
+    check_session_limits(options)
     limits = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
     place = _place_of(options) or claim()  # first, because a file of --tools may print
     log_to_stderr()

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
-from ...policies.policy import check_limit
 from ...runner.spawn import Spawned, interpreter
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.tokens import CLIENT, OPERATOR, WEB_VARIABLE
-from .http_options import add_access, http_settings, log_to_stderr
+from .http_options import (
+    add_access,
+    add_session_limits,
+    check_session_limits,
+    http_settings,
+    log_to_stderr,
+)
 from .model_server import add_model_server, model_client
 from .operations import add_operations, operations_of
 from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, policy_of, skills_of
@@ -63,15 +68,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "ends",
     )  # fmt: skip
     add_skills(parser, "offer")
-    defaults = SessionLimits()
-    parser.add_argument(
-        "--sessions", type=int, default=defaults.of_all, metavar="N",
-        help="open sessions at most; default %(default)s",
-    )  # fmt: skip
-    parser.add_argument(
-        "--session-idle", type=float, default=defaults.idle_seconds, metavar="S",
-        help="seconds after which an idle session is closed; default %(default)g",
-    )  # fmt: skip
+    add_session_limits(parser)
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     add_operations(parser)
 
@@ -80,8 +77,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until a signal."""
     policy = policy_of(options)
     _require_packages()
-    check_limit("--sessions", options.sessions, whole=True)
-    check_limit("--session-idle", options.session_idle)
+    check_session_limits(options)
     place = http_settings(options, "--http", options.http, WEB_VARIABLE, {OPERATOR})
     log_to_stderr()
     spawned = Spawned(interpreter())  # its imports take as long as those of this process
