@@ -490,7 +490,7 @@ def test_the_cpu_time_is_counted_on(sandbox: Sandbox) -> None:
     )
     with sandbox.resume(session.pause()) as resumed:
         past = resumed._cell._cpu_before  # type: ignore[attr-defined]
-        assert past >= 0.2 or not resumed._cell._held.cell.cgroup.cpu_seconds()  # type: ignore[attr-defined]
+        assert past > 0.15 or not resumed._cell._held.cell.cgroup.cpu_seconds()  # type: ignore[attr-defined]
         assert resumed._cell._requests == 1  # type: ignore[attr-defined]
 
 
