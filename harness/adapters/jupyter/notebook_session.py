@@ -29,6 +29,7 @@ _RESULTS = "__import__('sys').modules[{name!r}].results({value}, {expressions!r}
 _HELPER_SECONDS = 5.0  # of completion and inspection, whose answer a person waits for
 _LIFETIME_SECONDS = 30 * 24 * 60 * 60.0
 _MOST_EXPRESSIONS, _MOST_MATCHES = 100, 500
+_MOST_MATCH_CHARACTERS, _MOST_DESCRIPTION_CHARACTERS = 200, 20_000
 _CELL = re.compile(r'File "<cell (\d+)>"')
 # The beginning of what a program writes to stderr when an exception ends it.
 _TRACEBACK = re.compile(rb'^(?:Traceback \(most recent|  File "<cell |  \+ Exception Group)', re.M)
@@ -178,11 +179,14 @@ class NotebookSession:
         """Return where the word begins that is to be completed, and what it can become."""
         told = await self._ask(_call("complete", code, position), tuple[int, list[str]])
         start, matches = told or (position, [])
-        return max(0, min(start, position)), matches[:_MOST_MATCHES]
+        short = [each for each in matches if len(each) <= _MOST_MATCH_CHARACTERS]
+        return max(0, min(start, position)), short[:_MOST_MATCHES]
 
     async def inspect(self, code: str, position: int, *, with_source: bool) -> str:
-        """Return a description of the object whose name is at `position`; empty if there is none."""
-        return await self._ask(_call("examine", code, position, with_source), str) or ""
+        """Return the beginning of a description of the object whose name is at `position`; empty if
+        there is none."""
+        told = await self._ask(_call("examine", code, position, with_source), str) or ""
+        return told[:_MOST_DESCRIPTION_CHARACTERS]
 
     async def is_complete(self, code: str) -> tuple[str, str]:
         """Return "complete", "incomplete", "invalid" or "unknown", and the next line's indent."""

@@ -196,6 +196,7 @@ def test_completion_and_inspection_are_answered_in_the_cell(notebook: Notebook) 
         "class Bad:\n    def __dir__(self): return ['x' * 10**6] * 10**4\nbad = Bad()",
         "class Bad:\n    def __dir__(self): raise SystemExit\nbad = Bad()",
         "class Bad:\n    def __dir__(self): return [1, None]\nbad = Bad()",
+        "import sys; sys.modules['_cellwright_notebook']._MATCH_CHARACTERS = 10**7\nclass Bad:\n    def __dir__(self): return ['x' * 10**6, 'xy']\nbad = Bad()",
         "import sys; sys.modules['_cellwright_notebook'].answer = lambda value: 1/0\nbad = 1",
         "import sys; sys.modules['_cellwright_notebook'].json.dumps = lambda value: '[' * 10**6\nbad = 1",
     ],
@@ -209,6 +210,17 @@ def test_a_hostile_answer_to_completion_is_bounded(notebook: Notebook, attack: s
     reply, told = notebook.run("print('still here')\n1 + 1")
     assert reply["status"] == "ok", reply
     assert told[0]["content"]["text"] == "still here\n"
+
+
+def test_a_hostile_description_is_cut(notebook: Notebook) -> None:
+    notebook.manager.restart_kernel(now=True)
+    notebook.client.wait_for_ready(timeout=_SECONDS)
+    notebook.run(
+        "import sys; module = sys.modules['_cellwright_notebook']; module._TEXT_CHARACTERS = 10**7\n"
+        "module._description = lambda *given, **more: 'x' * 900_000\nbad = 1"
+    )
+    told = notebook.ask(notebook.client.inspect("bad", 1))
+    assert len(told["data"]["text/plain"]) == 20_000
 
 
 def test_an_interrupt_keeps_the_variables(notebook: Notebook) -> None:
