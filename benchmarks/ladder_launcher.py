@@ -37,11 +37,12 @@ class LadderLauncher:
         runtime = find_runtime(interpreter())
         uid = os.geteuid() or id_for(None)
         tree.admit(launcher.keeper, uid)
-        launcher.boot(
+        launcher.send_boot(
             Boot(
                 self._plan, runtime.files, runtime.links, runtime.hidden, uid, tree.joined_by_write
             )
         )
+        launcher.await_booted()
 
     def measure(self, rounds: int) -> TimesByStage:
         """Return what every stage cost in so many rounds."""

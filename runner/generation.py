@@ -10,25 +10,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..policies.errors import CellwrightError, InternalError, LauncherLost, LaunchError, PolicyError
+from ..policies.errors import CellwrightError, InternalError, LauncherLost, LaunchError
 from ..policies.languages import PYTHON
 from ..policies.learning import Lessons
-from ..policies.plan import CERTIFICATES, FIXED_ADDRESSES, PathRule, Plan
-from ..policies.policy import Policy, lies_in
+from ..policies.policy import Policy
 from .cells import Cell
-from .cgroups import Cgroup, CgroupTree, NoCgroups, open_tree
+from .cgroups import Cgroup
 from .cgroups.tree import Caps
 from .covers import Covers
 from .egress_process import CellEgress, EgressProcess
 from .held_cell import HeldCell
-from .host.ids import id_for
-from .host.paths import lead_elsewhere, leads, sources_of
-from .host.plans import plan_for
-from .host.probe import probe_host
-from .host.runtime import Runtime, find_runtime
-from .launching import Launcher
+from .host.paths import sources_of
+from .launch import LaunchArguments, launch_of
 from .living import KeptRecord, keep_record
-from .messages import Boot
 from .shared_files import SharedFiles
 from .spawn import Spawned
 from .watching.listener import Listener
@@ -36,7 +30,6 @@ from .watching.shown import Shown
 
 if TYPE_CHECKING:
     from .cell_network import CellNetwork
-    from .host.interpreters import HostInterpreter
 
 NO_FILES: Mapping[str, SharedFiles] = MappingProxyType({})
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
@@ -67,13 +60,9 @@ class Generation:
         self._policy = policy
         self._lessons = lessons
         self._shared_files = shared_files
-        self._user = user
         self._egress = egress
-        self._cells_per_network = cells_per_network
         self._shared_directories: tuple[int, ...] = ()  # where what cells see is written
         self._covers: Covers | None = None  # of what the policy hides
-        self._sources = sources_of(policy) if sources is None else sources
-        self._interpreter: HostInterpreter | None = None
         self._names = itertools.count()
         self.id = os.urandom(8).hex()
         self._lock = threading.Lock()
@@ -82,30 +71,21 @@ class Generation:
         self._retired = self._lost = self._replaced = False
         self._record: KeptRecord | None = None
         self.forks = 0  # how many cells were asked of it
-        self.launcher = Launcher(spawned)  # imports while we work out what to tell it
-        self.tree: CgroupTree = NoCgroups("not looked for yet")
+        sources = sources_of(policy) if sources is None else dict(sources)
+        launch = launch_of(
+            spawned,
+            LaunchArguments(
+                policy, sources, cgroup_root, lessons is not None, language, interpreter,
+                tuple(shared_files), user, cells_per_network,
+            ),
+        )  # fmt: skip
+        self.launcher, self.tree = launch.launcher, launch.tree
+        self.plan, self.boot = launch.plan, launch.boot
         try:
-            self.tree = open_tree(self.launcher.keeper, cgroup_root)
-            self.launcher.require_alive()  # for the dead no scope can be had: that is not the cause
-            host = probe_host(self.tree.missing)
-            runtime = find_runtime(spawned.executable)
-            if language != PYTHON:
-                # Most run Python, and need no subprocess.
-                from .host.interpreters import find_interpreter
-
-                self._interpreter = find_interpreter(language, runtime, interpreter)
-            self.plan: Plan = plan_for(
-                policy, host, learning=lessons is not None, interpreter=self._interpreter
-            )
-            if spawned.has_fixed_addresses:
-                layers = (*self.plan.layers, FIXED_ADDRESSES)
-                self.plan = msgspec.structs.replace(self.plan, layers=layers)
-            self.boot = self._boot_frame(runtime)
             self._shown = Shown(self.boot)
-            self._admit()
-            self._shared_directories, self._covers = self.launcher.boot(self.boot)
+            self._shared_directories, self._covers = launch.finish()
             if self._covers:
-                self._covers.watch(self.plan, self._sources)
+                self._covers.watch(self.plan, sources)
             for files, directory in self._shared():
                 files.attach(directory)
             self._record = keep_record(
@@ -121,68 +101,6 @@ class Generation:
     def _shared(self) -> Iterator[tuple[SharedFiles, int]]:
         """Yield the shared files with the directory of this launcher for them."""
         return zip(self._shared_files.values(), self._shared_directories, strict=False)
-
-    def _admit(self) -> None:
-        """Move the keeper before it forks: nursery, launcher and inits begin where it is.
-
-        On cgroup v1 the kernel takes a millisecond for each process and controller (measured).
-        """
-        try:
-            self.tree.admit(self.launcher.keeper, self.boot.host_uid)
-        except ProcessLookupError:
-            raise LauncherLost(cell_began=False) from None
-        except OSError as error:
-            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from None
-
-    def _boot_frame(self, runtime: Runtime) -> Boot:
-        if self.plan.python_path:
-            from .host.packages import with_packages  # most do without, and without subprocess
-
-            runtime = with_packages(runtime, self.plan.python_path)
-        files, links = runtime.files, runtime.links
-        if self._policy.processes.subprocesses:
-            links = (*links, *runtime.names())
-        if self._policy.processes.subprocesses or self._interpreter:
-            files = (*files, *runtime.programs)
-        if self._interpreter:
-            files, links = (*files, *self._interpreter.files), (*links, *self._interpreter.links)
-        certificates = self._certificates()
-        files = (*files, *certificates)
-        if own := [path for path in files if lies_in(path, ("/workspace",))]:
-            raise LaunchError(
-                f"cannot show {own[0]}: /workspace is the cell's own",
-                "move the interpreter or its environment to another directory",
-            )
-        if any(lies_in(path, (_SHARED_MEMORY,)) for path in (*files, *self._sources)):
-            self.plan = _with_shared_memory(self.plan)
-        elsewhere = lead_elsewhere(files) | certificates
-        elsewhere |= {path: real for path, real in self._sources.items() if path != real}
-        uid = os.geteuid() or id_for(self._user)
-        for place in self._shared_files:
-            if any(lies_in(bind.path, (place,)) for bind in self.plan.binds):
-                raise PolicyError(
-                    f"the policy shows {place}, where cells have files of the sandbox"
-                )
-        return Boot(
-            self.plan,
-            files,
-            links,
-            runtime.hidden,
-            uid,
-            self.tree.joined_by_write,
-            tuple(elsewhere.items()),
-            tuple(self._shared_files),
-            self._cells_per_network if self.plan.reuses_network else 1,
-        )
-
-    def _certificates(self) -> dict[str, str]:
-        """Return where cells are shown the host's certificate authorities, and what is shown there."""
-        plan = self.plan
-        if not (plan.network and plan.network.certificates):
-            return {}
-        if lies_in(CERTIFICATES, tuple(bind.path for bind in plan.binds)):
-            return {}  # the policy shows its own
-        return {CERTIFICATES: leads(plan.network.certificates)}
 
     def make(self, count: int = 1) -> Iterator[HeldCell]:
         """Yield `count` cells as each begins to wait for its program, or fewer if there is no room.
@@ -356,14 +274,3 @@ class Generation:
 
     def _remove_leftovers(self) -> None:
         self._leftovers = [each for each in self._leftovers if not each.remove()]
-
-
-def _with_shared_memory(plan: Plan) -> Plan:
-    """Give cells a /dev/shm of their own in place of a link to /tmp, beneath which host paths are shown
-    (shm_overview(7))."""
-    (temporary,) = (each for each in plan.tmpfs if each.target == "/tmp")  # noqa: S108
-    memory = msgspec.structs.replace(temporary, target=_SHARED_MEMORY)
-    rule = PathRule(path=_SHARED_MEMORY, write=True, execute=memory.executable)
-    return msgspec.structs.replace(
-        plan, tmpfs=(*plan.tmpfs, memory), path_rules=(*plan.path_rules, rule)
-    )

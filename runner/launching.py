@@ -9,12 +9,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..policies.errors import CellwrightError, LauncherLost, LaunchError, PolicyError
 from . import channel
-from .cells import Cell
-from .covers import Covers
 from .messages import (
     Boot,
     Booted,
@@ -28,6 +26,10 @@ from .messages import (
 )
 from .spawn import Spawned
 
+if TYPE_CHECKING:
+    from .cells import Cell
+    from .covers import Covers
+
 _BOOT_SECONDS = 30.0
 _END_SECONDS = 20.0
 _HINT = 'run "cellwright doctor": it tries every layer and says how to repair what fails'
@@ -38,7 +40,7 @@ class Handover(NamedTuple):
     place, and what keeps denied paths from its cells; None where it has none."""
 
     shared_files: tuple[int, ...]
-    covers: Covers | None
+    covers: "Covers | None"
 
 
 class Launcher:
@@ -61,13 +63,16 @@ class Launcher:
         """The channel to the launcher."""
         return self._sock
 
-    def boot(self, boot: Boot) -> Handover:
-        """Send what its cells share and wait until it is ready; return what it hands over.
+    def send_boot(self, boot: Boot) -> None:
+        """Send what its cells share.  If it has ended, `await_booted` says why."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            channel.send(self._sock, encode(boot))
+
+    def await_booted(self) -> Handover:
+        """Wait until it is ready, and return what it hands over.
 
         Raises LaunchError, and PolicyError if what the policy says cannot be on this host.
         """
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            channel.send(self._sock, encode(boot))
         shared_files: tuple[int, ...] = ()
         covers: Covers | None = None
         answer, received = self._receive_answer()
@@ -75,7 +80,7 @@ class Launcher:
             if isinstance(answer, SharedFilesMade):
                 shared_files = tuple(received)
             else:
-                covers = Covers(*received)
+                covers = _covers(received)
             answer, received = self._receive_answer()
         if isinstance(answer, Booted):
             self._require_power_over_cells()
@@ -126,7 +131,7 @@ class Launcher:
         answer = decode(frame, Booted | SharedFilesMade | Viewed | Failed) if frame else None
         return answer, received
 
-    def fork(self, cells: Sequence[Cell]) -> None:
+    def fork(self, cells: "Sequence[Cell]") -> None:
         """Have it make `cells`; what comes of each arrives on its status channel."""
         frame = encode(Fork(cells[0].cgroup.into_cgroup, len(cells)))
         descriptors: tuple[int, ...] = ()
@@ -203,6 +208,12 @@ class Launcher:
             os.kill(self.keeper, signal.SIGCONT)  # stopped, it would not notice, and we wait for it
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             os.waitpid(self.keeper, 0)
+
+
+def _covers(received: list[int]) -> "Covers":
+    from .covers import Covers  # most policies deny nothing
+
+    return Covers(*received)
 
 
 def _failure(answer: Failed) -> CellwrightError:

@@ -12,8 +12,15 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Protocol
 
     from ..policies.errors import LaunchError
+
+    class BegunLaunch(Protocol):
+        """A `Launch` (launch.py)."""
+
+        def close(self) -> None: ...
+
 
 # -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.  msgspec
 # can use typing_extensions but does not need it: without, it imports a quarter faster (measured).
@@ -48,6 +55,7 @@ class Spawned:
         self.executable = executable
         self._packages = tuple(packages)
         self.has_fixed_addresses = has_fixed_addresses
+        self.launch: BegunLaunch | None = None  # that was begun ahead (launch.py)
         try:
             self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
         except OSError as error:
@@ -86,8 +94,15 @@ class Spawned:
         taken, self.socket = self.socket, -1
         return taken
 
+    def take_launch(self) -> "BegunLaunch | None":
+        """Return the launch that was begun ahead, if any; the caller owns it from then on."""
+        taken, self.launch = self.launch, None
+        return taken
+
     def close(self) -> None:
-        """End a process that no Launcher has taken over; does nothing otherwise, or again."""
+        """End a process that nothing has taken over; does nothing otherwise, or again."""
+        if launch := self.take_launch():
+            launch.close()
         if self.socket < 0:
             return
         os.close(self.take_socket())

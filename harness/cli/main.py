@@ -69,7 +69,11 @@ def _run_command(arguments: Sequence[str]) -> int:
         _import_msgspec()
     from .commands import run_command
 
-    return run_command(arguments, spawned)
+    try:
+        return run_command(arguments, spawned)
+    finally:
+        if spawned:
+            spawned.close()
 
 
 def _import_msgspec() -> None:

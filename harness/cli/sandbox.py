@@ -10,7 +10,7 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, language_called, language_names
-from ...policies.policy import MIB, Limits, Policy
+from ...policies.policy import MIB, Limits, Policy, check_policy
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
 from .options import AUDIT_HELP, add_policy, add_skills, audit_of, policy_of, skills_of
@@ -18,6 +18,7 @@ from .packages import add_packages, packages_of, with_environment
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
+    from ...runner.spawn import Spawned
     from ...runner.workspace import KeptWorkspace
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
@@ -102,6 +103,8 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
     limits = with_timeout(policy.limits, options.timeout, "--timeout")
     limits = with_memory(limits, options.memory, "--memory")
     policy = msgspec.structs.replace(policy, limits=limits)
+    if options.spawned and language == PYTHON and not _have_files_or_network(options, policy):
+        _launch_ahead(options.spawned, policy)
     with (
         audit_of(options) as audit,
         _tools(options, audit, policy) as tools,
@@ -120,6 +123,21 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
         ) as sandbox,
     ):
         yield sandbox
+
+
+def _have_files_or_network(options: argparse.Namespace, policy: Policy) -> bool:
+    """Tell whether cells see files of the sandbox or reach hosts, which a launch has to know."""
+    files = options.packages, options.skills, getattr(options, "servers", None)
+    wanted = policy.packages.require, policy.http.allow, policy.network.allow
+    return any(each is not None for each in files) or any(wanted)
+
+
+def _launch_ahead(spawned: "Spawned", policy: Policy) -> None:
+    """Begin the launch before the modules are imported that `Sandbox` needs for it and for requests."""
+    from ...runner.host.paths import sources_of
+    from ...runner.launch import LaunchArguments, begin_ahead
+
+    begin_ahead(spawned, LaunchArguments(check_policy(policy), sources_of(policy)))
 
 
 def print_staged(kept: "KeptWorkspace | None") -> None:

@@ -53,7 +53,36 @@ def test_a_run_imports_no_module_that_it_does_not_execute() -> None:
         "asyncio", "dataclasses", "inspect", "sqlite3", "ssl", "subprocess", "tarfile", "tomllib", "typing_extensions",
         "urllib.request", "prctl", "psutil", "pyseccomp", "socket", "selectors", "platform", "locale", "_hashlib",
     }  # fmt: skip
-    assert len(imported) <= 251
+    assert len(imported) <= 252
+
+
+_LAUNCHED = """
+import sys
+sys.path[:0] = {path!r}
+from cellwright.harness.cli import main
+from cellwright.runner import launch
+begin_beside = launch.Launch.begin_beside
+def begin(self):
+    print(*sorted(sys.modules), file=sys.stderr)
+    begin_beside(self)
+launch.Launch.begin_beside = begin
+assert main.main(["run", "-c", "1 + 1"]) == 0
+"""
+
+
+def test_a_launch_begins_before_a_run_imports_what_makes_and_watches_cells() -> None:
+    code = _LAUNCHED.format(path=[str(ROOT), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stderr.split())
+    assert "cellwright.runner.launch" in imported
+    assert not imported & {
+        "cellwright.harness.sandbox.local", "cellwright.harness.sandbox.pipeline", "cellwright.runner.cells",
+        "cellwright.runner.execution", "cellwright.runner.held_cell", "cellwright.runner.supervisor",
+        "cellwright.runner.watching",
+    }  # fmt: skip
+    assert len(imported) <= 196
 
 
 def test_a_client_of_a_daemon_imports_nothing_that_makes_cells(tmp_path: Path) -> None:

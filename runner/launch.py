@@ -1,0 +1,223 @@
+"""`Launch`: what happens once a launcher was spawned, until it can make cells.
+
+It may begin before the code is imported that uses the cells (`begin_ahead`): the kernel and the
+launcher take a third of the time of `cellwright run`, in which its process only waited (measured).
+"""
+
+import os
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from ..policies.errors import LauncherLost, LaunchError, PolicyError
+from ..policies.languages import PYTHON
+from ..policies.plan import CERTIFICATES, FIXED_ADDRESSES, PathRule, Plan
+from ..policies.policy import Policy, lies_in
+from .cgroups import CgroupTree, NoCgroups, open_tree
+from .host.ids import id_for
+from .host.paths import lead_elsewhere, leads
+from .host.plans import plan_for
+from .host.probe import probe_host
+from .host.runtime import Runtime, find_runtime
+from .launching import Handover, Launcher
+from .messages import Boot
+from .spawn import Spawned
+
+if TYPE_CHECKING:
+    from .host.interpreters import HostInterpreter
+
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
+
+
+class LaunchArguments(NamedTuple):
+    """What the cells of one launcher share.
+
+    `is_learning`: everything is shown that programs could need.  `interpreter` is the path of that of
+    `language`, where it is not in the usual places.  Cells see shared files at `places`.  `sources` are
+    the policy's paths as they were resolved.  `user` is whose id cells have on the host where root
+    starts them (host/ids.py).  `cells_per_network` cells have one network namespace, one after the
+    other, if the plan lets them share it.
+    """
+
+    policy: Policy
+    sources: dict[str, str]
+    cgroup_root: str | None = None
+    is_learning: bool = False
+    language: str = PYTHON
+    interpreter: str = ""
+    places: tuple[str, ...] = ()
+    user: int | str | None = None
+    cells_per_network: int = 1
+
+
+class Launch:
+    """The launch of one launcher: its cgroups, its plan, and what it is told."""
+
+    def __init__(self, spawned: Spawned, arguments: LaunchArguments) -> None:
+        """Work out what to tell the launcher that was `spawned`, which imports meanwhile.
+
+        Raises PolicyError, Unenforceable if this host lacks a layer, LaunchError.
+        """
+        self.arguments = arguments
+        self._interpreter: HostInterpreter | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self.launcher = Launcher(spawned)
+        self.tree: CgroupTree = NoCgroups("not looked for yet")
+        try:
+            self._prepare(spawned)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise LaunchError(f"cannot set up: {error}") from None
+            raise
+
+    def _prepare(self, spawned: Spawned) -> None:
+        given = self.arguments
+        self.tree = open_tree(self.launcher.keeper, given.cgroup_root)
+        self.launcher.require_alive()  # for the dead no scope can be had: that is not the cause
+        host = probe_host(self.tree.missing)
+        runtime = find_runtime(spawned.executable)
+        if given.language != PYTHON:
+            # Most run Python, and need no subprocess.
+            from .host.interpreters import find_interpreter
+
+            self._interpreter = find_interpreter(given.language, runtime, given.interpreter)
+        self.plan: Plan = plan_for(
+            given.policy, host, learning=given.is_learning, interpreter=self._interpreter
+        )
+        if spawned.has_fixed_addresses:
+            layers = (*self.plan.layers, FIXED_ADDRESSES)
+            self.plan = msgspec.structs.replace(self.plan, layers=layers)
+        self.boot = self._boot_frame(runtime)
+
+    def begin(self) -> None:
+        """Put the launcher into its cgroup, and send it what cells share; raises LaunchError."""
+        self._admit()
+        self.launcher.send_boot(self.boot)
+
+    def begin_beside(self) -> None:
+        """Do the same in a thread: the kernel may take 15 ms to move a process (measured, cgroup v1).
+        `finish` raises what that raises."""
+        self._thread = threading.Thread(target=self._begin_or_fail, daemon=True)
+        self._thread.start()
+
+    def _begin_or_fail(self) -> None:
+        try:
+            self.begin()
+        except BaseException as failure:  # noqa: BLE001 - `finish` raises it
+            self._failure = failure
+
+    def finish(self) -> Handover:
+        """Wait until the launcher can make cells, and return what it hands over.
+
+        Raises LaunchError, and PolicyError if what the policy says cannot be on this host.
+        """
+        if self._thread:
+            self._thread.join()
+        else:
+            self.begin()
+        if self._failure:
+            raise self._failure
+        return self.launcher.await_booted()
+
+    def close(self) -> None:
+        """End the launcher, and leave nothing behind."""
+        if self._thread:
+            self._thread.join()
+        self.launcher.close()
+        self.tree.close()
+
+    def _admit(self) -> None:
+        """Move the keeper before it forks: nursery, launcher and inits begin where it is.
+
+        On cgroup v1 the kernel takes a millisecond for each process and controller (measured).
+        """
+        try:
+            self.tree.admit(self.launcher.keeper, self.boot.host_uid)
+        except ProcessLookupError:
+            raise LauncherLost(cell_began=False) from None
+        except OSError as error:
+            raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from None
+
+    def _boot_frame(self, runtime: Runtime) -> Boot:
+        if self.plan.python_path:
+            from .host.packages import with_packages  # most do without, and without subprocess
+
+            runtime = with_packages(runtime, self.plan.python_path)
+        files, links = runtime.files, runtime.links
+        if self.arguments.policy.processes.subprocesses:
+            links = (*links, *runtime.names())
+        if self.arguments.policy.processes.subprocesses or self._interpreter:
+            files = (*files, *runtime.programs)
+        if self._interpreter:
+            files, links = (*files, *self._interpreter.files), (*links, *self._interpreter.links)
+        certificates = self._certificates()
+        files = (*files, *certificates)
+        if own := [path for path in files if lies_in(path, ("/workspace",))]:
+            raise LaunchError(
+                f"cannot show {own[0]}: /workspace is the cell's own",
+                "move the interpreter or its environment to another directory",
+            )
+        if any(lies_in(path, (_SHARED_MEMORY,)) for path in (*files, *self.arguments.sources)):
+            self.plan = _with_shared_memory(self.plan)
+        elsewhere = lead_elsewhere(files) | certificates
+        elsewhere |= {path: real for path, real in self.arguments.sources.items() if path != real}
+        uid = os.geteuid() or id_for(self.arguments.user)
+        for place in self.arguments.places:
+            if any(lies_in(bind.path, (place,)) for bind in self.plan.binds):
+                raise PolicyError(
+                    f"the policy shows {place}, where cells have files of the sandbox"
+                )
+        return Boot(
+            self.plan,
+            files,
+            links,
+            runtime.hidden,
+            uid,
+            self.tree.joined_by_write,
+            tuple(elsewhere.items()),
+            self.arguments.places,
+            self.arguments.cells_per_network if self.plan.reuses_network else 1,
+        )
+
+    def _certificates(self) -> dict[str, str]:
+        """Return where cells are shown the host's certificate authorities, and what is shown there."""
+        plan = self.plan
+        if not (plan.network and plan.network.certificates):
+            return {}
+        if lies_in(CERTIFICATES, tuple(bind.path for bind in plan.binds)):
+            return {}  # the policy shows its own
+        return {CERTIFICATES: leads(plan.network.certificates)}
+
+
+def begin_ahead(spawned: Spawned, arguments: LaunchArguments) -> None:
+    """Begin the launch of a launcher that was `spawned`, for the sandbox that will be made with it.
+
+    A sandbox with other `arguments` ends this launch and starts another launcher.
+    """
+    spawned.launch = launch = Launch(spawned, arguments)
+    launch.begin_beside()
+
+
+def launch_of(spawned: Spawned, arguments: LaunchArguments) -> Launch:
+    """Return the launch that was begun ahead with the same arguments, or else a new one."""
+    launch = spawned.take_launch()
+    if launch is None:
+        return Launch(spawned, arguments)
+    if isinstance(launch, Launch) and launch.arguments == arguments:
+        return launch
+    launch.close()
+    return Launch(spawned.again(), arguments)
+
+
+def _with_shared_memory(plan: Plan) -> Plan:
+    """Give cells a /dev/shm of their own in place of a link to /tmp, beneath which host paths are shown
+    (shm_overview(7))."""
+    (temporary,) = (each for each in plan.tmpfs if each.target == "/tmp")  # noqa: S108
+    memory = msgspec.structs.replace(temporary, target=_SHARED_MEMORY)
+    rule = PathRule(path=_SHARED_MEMORY, write=True, execute=memory.executable)
+    return msgspec.structs.replace(
+        plan, tmpfs=(*plan.tmpfs, memory), path_rules=(*plan.path_rules, rule)
+    )

@@ -1,0 +1,89 @@
+"""Launches that begin before the sandbox is made."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cellwright.harness.sandbox.inspection import inspect
+from cellwright.harness.sandbox.sandbox import Sandbox
+from cellwright.policies.errors import LaunchError
+from cellwright.policies.policy import Limits, Policy
+from cellwright.runner.cgroups.detect import open_tree
+from cellwright.runner.host.paths import sources_of
+from cellwright.runner.launch import Launch, LaunchArguments, begin_ahead
+from cellwright.runner.spawn import Spawned, interpreter
+from tests.conftest import ROOT
+
+_POLICY = Policy(name="strict")
+_OTHER = Policy(name="strict", limits=Limits(processes=5))
+
+
+def _arguments(policy: Policy) -> LaunchArguments:
+    return LaunchArguments(policy, sources_of(policy))
+
+
+def test_a_sandbox_takes_the_launch_that_was_begun_for_it() -> None:
+    spawned = Spawned(interpreter())
+    begin_ahead(spawned, _arguments(_POLICY))
+    with Sandbox(policy=_POLICY, spawned=spawned, pool=0) as sandbox:
+        assert sandbox.execute("1 + 1").value == 2
+        assert inspect(sandbox).generation.launcher.keeper == spawned.keeper
+    assert spawned.launch is None
+
+
+def test_a_sandbox_with_other_arguments_ends_a_launch_and_starts_its_own() -> None:
+    spawned = Spawned(interpreter())
+    begin_ahead(spawned, _arguments(_POLICY))
+    with Sandbox(policy=_OTHER, spawned=spawned, pool=0) as sandbox:
+        assert sandbox.plan.processes == 5
+        assert sandbox.execute("1 + 1").value == 2
+        assert not Path(f"/proc/{spawned.keeper}").exists()
+
+
+def test_a_launch_that_no_sandbox_takes_leaves_nothing(tmp_path: Path) -> None:
+    spawned = Spawned(interpreter())
+    begin_ahead(spawned, _arguments(_POLICY))
+    assert isinstance(spawned.launch, Launch)
+    places = spawned.launch.tree.places
+    spawned.close()
+    assert not Path(f"/proc/{spawned.keeper}").exists()
+    assert not [place for place in places.values() if os.path.exists(place)]
+
+
+def test_a_launcher_that_dies_during_a_launch_is_reported_to_the_sandbox() -> None:
+    spawned = Spawned(interpreter())
+    begin_ahead(spawned, _arguments(_POLICY))
+    os.kill(spawned.keeper, 9)
+    with pytest.raises(LaunchError):
+        Sandbox(policy=_POLICY, spawned=spawned, pool=0)
+
+
+@pytest.mark.needs("cgroup")
+def test_a_command_that_fails_before_it_makes_a_sandbox_removes_its_cgroups(tmp_path: Path) -> None:
+    before = _trees()
+    command = [
+        sys.executable,
+        "-m",
+        "cellwright",
+        "run",
+        "--audit",
+        str(tmp_path / "no" / "file"),
+        "-c",
+        "1",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 2, done.stderr
+    assert _trees() <= before
+
+
+def _trees() -> set[Path]:
+    """Return the directories of supervisors beside that of a new one."""
+    tree = open_tree(os.getpid())
+    try:
+        places = set(map(Path, tree.places.values()))
+        return {each for place in places for each in place.parent.glob("cellwright-*")} - places
+    finally:
+        tree.close()
