@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 from functools import partial
 
+from ..harness.examples.tree_search import TreeSearch, search
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
 from ..runner.settings import PauseSettings, SessionSettings
@@ -16,7 +17,7 @@ from .measuring import (
     seconds_of,
     side_by_side,
 )
-from .puzzle import TreeSearch, expected, search
+from .puzzle import expected
 from .report import Column, Criterion, Curves, Report, ReportTable
 from .scratch import scratch_directory
 from .settings import Settings, sandbox
@@ -60,7 +61,7 @@ def measure(settings: Settings) -> Report:
     nodes = settings.amount(_NODES, _SMOKE_NODES)
     with sandbox(settings, sessions=SessionSettings(alive=64)) as made, made.session() as root:
         found = search(root, nodes)
-    right = found.nodes == nodes == found.by_memory and found.solutions == expected(nodes)
+    right = found.nodes == nodes == found.by_memory and tuple(found.solutions) == expected(nodes)
     return _report(
         times, twins(settings, settings.amount(_PROGRAMS, _SMOKE_PROGRAMS)), found, is_right=right
     )

@@ -3,27 +3,29 @@
 from pathlib import Path
 
 from ..policies.errors import PolicyError
-from .report import Report
+from .report import Report, ReportTable
 from .tables import as_markdown
 
 _FOLDER = Path(__file__).resolve().parent
 _ROOT = _FOLDER.parent
-BEGIN, END = "<!-- performance: written by cellwright bench -->", "<!-- performance: end -->"
+BRIEF = ("<!-- performance: written by cellwright bench -->", "<!-- performance: end -->")
+HEADLINES = ("<!-- headlines: written by cellwright bench -->", "<!-- headlines: end -->")
 NOT_QUIET = "Others used this machine meanwhile: read ratios, not times."
 _BEGIN_REPORT = "<!-- {name}: written by cellwright bench -->"
 _END_REPORT = "<!-- {name}: end -->"
 
 
 def write_documents(reports: list[Report]) -> None:
-    """Write the headlines into README.md, and each report in full into this folder's or SECURITY.md,
-    whichever has marks for it.
+    """Write the brief tables into README.md, the headlines into this folder's, and each report in full
+    into this folder's or SECURITY.md, whichever has marks for it.
 
     Raises PolicyError outside a checkout.
     """
     readme, ours = _ROOT / "README.md", _FOLDER / "README.md"
     if not (_ROOT / "pyproject.toml").is_file():
         raise PolicyError("--write-readme: this is not a checkout", "clone the repository")
-    readme.write_text(with_headlines(readme.read_text(), reports))
+    readme.write_text(with_brief(readme.read_text(), reports))
+    ours.write_text(with_headlines(ours.read_text(), reports))
     for document in (ours, _ROOT / "SECURITY.md"):
         text = document.read_text()
         for report in reports:
@@ -32,17 +34,30 @@ def write_documents(reports: list[Report]) -> None:
 
 
 def with_headlines(document: str, reports: list[Report]) -> str:
-    """Return `document` with the first table that each report has for it between the marks."""
+    """Return `document` with the headlines of each report between their marks."""
+    found = [(report, report.headlines) for report in reports if report.headlines]
+    return _with_tables(document, HEADLINES, found)
+
+
+def with_brief(document: str, reports: list[Report]) -> str:
+    """Return `document` with the brief tables of the reports between their marks."""
+    found = [(report, report.brief) for report in reports if report.brief]
+    return _with_tables(document, BRIEF, found)
+
+
+def _with_tables(
+    document: str, marks: tuple[str, str], found: list[tuple[Report, tuple[ReportTable, ...]]]
+) -> str:
     parts: list[str] = []
-    for report in reports:
-        if report.headlines and f"{report.machine}." not in parts:
+    for report, tables in found:
+        if f"{report.machine}." not in parts:
             parts.append(f"{report.machine}.")
-        if report.headlines and not report.quiet and NOT_QUIET not in parts:
+        if not report.quiet and NOT_QUIET not in parts:
             parts.append(NOT_QUIET)
-        for table in report.headlines:
+        for table in tables:
             parts += [f"{table.title}:", as_markdown(table)]
             parts += [table.note] if table.note else []
-    return between(document, BEGIN, END, "\n\n".join(parts)) if parts else document
+    return between(document, *marks, "\n\n".join(parts)) if parts else document
 
 
 def with_report(document: str, report: Report) -> str:

@@ -18,7 +18,7 @@ from .peer_base import AbsentError, Command, Isolation, Peer, check_output, vers
 from .programs import SampleProgram
 from .settings import Settings, sandbox
 
-READY, _DEMAND = "cellwright, a cell stood ready", "cellwright, made on demand"
+READY, ON_DEMAND = "cellwright, a cell stood ready", "cellwright, made on demand"
 BUBBLEWRAP = "bwrap --unshare-all python3 -I -S"
 _HOST, _CPYTHON = "the host's", "CPython"
 _NONE = Isolation("process", "none", "none", "all", "all", "none", _HOST, _CPYTHON)
@@ -70,7 +70,7 @@ def every_peer(settings: Settings) -> list[Peer]:
     """Return all that we know of, found or not."""
     return [
         Ours(READY, settings, PoolSettings().size),
-        Ours(_DEMAND, settings, 0),
+        Ours(ON_DEMAND, settings, 0),
         *_interpreters(),
         *_containers(),
         *_elsewhere(settings.peers),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .lineup import BUBBLEWRAP, READY, every_peer
+from .lineup import BUBBLEWRAP, ON_DEMAND, READY, every_peer
 from .measuring import (
     MS,
     STEADY,
@@ -29,6 +29,7 @@ from .settings import Settings
 _SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
 _SECONDS = 50.0  # of measuring a program, at most
 _PROGRAMS = (SUM, TEXT)
+_BRIEF = (READY, ON_DEMAND, "python3 -I", BUBBLEWRAP, "runc", "podman")
 
 
 class PeerTimes(NamedTuple):
@@ -117,6 +118,7 @@ def _report(found: list[PeerTimes], absent: dict[str, str]) -> Report:
         name="peers",
         title="The same programs elsewhere",
         tables=(*times, _isolation(here), *([missing] if absent else [])),
+        brief=(_brief(times[0]),),
         headlines=(msgspec.structs.replace(times[0], title="The same program elsewhere, `1+1`"),),
         charts=tuple(_bars(program, here) for program in _PROGRAMS),
         verdicts=_verdicts(here),
@@ -157,6 +159,17 @@ def _times(program: SampleProgram, here: list[PeerTimes]) -> ReportTable:
         rows=tuple(_row(program, each, ours) for each in here),
         note=" ".join([*refusals, *failures]),
     )  # fmt: skip
+
+
+def _brief(times: ReportTable) -> ReportTable:
+    """Return the rows of the best known peers: medians, ratios, what is new for each call."""
+    wanted = ("peer", "p50 ms", "ratio", "new for each call")
+    places = [[each.title for each in times.columns].index(name) for name in wanted]
+    return ReportTable(
+        title="`1+1`, one call",
+        columns=tuple(times.columns[place] for place in places),
+        rows=tuple(tuple(row[place] for place in places) for row in times.rows if row[0] in _BRIEF),
+    )
 
 
 def _row(program: SampleProgram, each: PeerTimes, ours: PeerTimes) -> tuple[Value, ...]:

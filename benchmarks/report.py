@@ -70,7 +70,8 @@ class Criterion(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """All results of one benchmark.
 
-    `headlines` are the tables that a README has room for; `samples` single measurements, in seconds;
+    `brief` is the table that the main README has room for, `headlines` those at the top of the results;
+    `samples` are single measurements, in seconds;
     `quiet` tells whether others left the machine alone meanwhile.
     """
 
@@ -79,6 +80,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     machine: str = ""
     quiet: bool = True
     tables: tuple[ReportTable, ...] = ()
+    brief: tuple[ReportTable, ...] = ()
     headlines: tuple[ReportTable, ...] = ()
     charts: tuple[Chart, ...] = ()
     verdicts: tuple[Criterion, ...] = ()

@@ -47,6 +47,7 @@ TYPED: dict[str, dict[str, str]] = {
         "analyse.py": "open('out.csv', 'w').write(open('sales.csv').read())",
     },
     "harness/README.md: $ cellwright repl": {},
+    "harness/examples/README.md: $ python3 -m": {},
     "harness/README.md: $ cellwright run --workspace": {},
     "harness/dashboard/README.md: $ cellwright run --audit": {},
     "harness/mcp/README.md: $ cellwright run --servers": {
@@ -98,15 +99,16 @@ IN_A_CELL = "harness/tools/README.md: cellwright-call"
 
 # Why nobody runs these; a path in a reason is that of what is run instead.
 NOT_RUN = {
-    "README.md: scripts/demo": "installs from PyPI; .ci/run runs it",
     "README.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
-    "README.md: your process": "a drawing",
+    "harness/INSTALL.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
+    "harness/INSTALL.md: scripts/demo": "installs from PyPI; .ci/run runs it",
+    "runner/README.md: your process": "a drawing",
     "benchmarks/README.md: $ benchmarks/peers-setup": "takes minutes, and fetches from PyPI and npm",
     "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
     "harness/adapters/jupyter/README.md: pip install": "installs from an index; tests/harness/adapters/test_jupyter_kernel.py installs the kernel",
     "harness/agent/README.md: $ cellwright agent": "needs a model; tests/harness/agent/test_killed.py runs it with a scripted one",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
-    "harness/README.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
+    "harness/INSTALL.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
     "harness/README.md: $ cellwright network": "asks a sandbox that lives; tests/harness/test_network_control.py",
     "harness/README.md: cellwright shell": "needs a terminal; tests/harness/cli/test_shell.py",
     "harness/README.md: python3.12 -m pip": "installs from an index; tests/harness/test_pythons.py",

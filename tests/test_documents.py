@@ -70,7 +70,7 @@ def slug(heading: str) -> str:
 
 
 def test_every_layer_has_a_proof_and_every_proof_is_named() -> None:
-    layers = text_of("README.md").partition("## Isolation layers")[2].partition("\n## ")[0]
+    layers = text_of("SECURITY.md").partition("## Isolation layers")[2].partition("\n## ")[0]
     proofs = set(re.findall(r"\((tests/escapes/test_\w+\.py)\)", layers))
     rows = [line for line in layers.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 10
@@ -82,7 +82,7 @@ def test_every_layer_has_a_proof_and_every_proof_is_named() -> None:
 
 def test_every_layer_is_in_the_table() -> None:
     fallbacks = {"rlimit_as", "rlimit_nproc"}
-    assert {*ALWAYS, *policy.OPTIONAL_LAYERS, *fallbacks} <= named_in("README.md")
+    assert {*ALWAYS, *policy.OPTIONAL_LAYERS, *fallbacks} <= named_in("SECURITY.md")
 
 
 @pytest.mark.parametrize("name", NAMES)

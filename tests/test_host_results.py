@@ -1,6 +1,7 @@
-"""The table of hosts in the README is what was found on them, and nothing that was found is bad."""
+"""The tables of hosts in both READMEs are what was found on them, and nothing that was found is bad."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.layers import ALWAYS
 from cellwright.policies.policy import OPTIONAL_LAYERS
-from tests.conftest import CAPS, ROOT
+from tests.conftest import CAPS
 from tests.hosts import results
 
 RESULTS = {result["host"]: result for result in results.read_all()}
@@ -23,9 +24,10 @@ def holding(result: dict[str, Any]) -> set[str]:
     return passed - set(results.NOT_LAYERS)
 
 
-def test_the_table_in_the_readme_is_what_was_found() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert results.written(readme, results.read_all()) == readme
+@pytest.mark.parametrize("folder", results.TABLES, ids=str)
+def test_the_table_in_a_readme_is_what_was_found(folder: Path) -> None:
+    readme = (folder / "README.md").read_text()
+    assert results.written(readme, results.TABLES[folder](results.read_all())) == readme
 
 
 def test_what_doctor_tries_besides_layers_is_not_taken_for_one() -> None:

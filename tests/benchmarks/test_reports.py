@@ -45,6 +45,7 @@ REPORT = Report(
     title="a report",
     machine="a machine",
     tables=(TABLE,),
+    brief=(TABLE,),
     headlines=(TABLE,),
     charts=CHARTS,
     verdicts=(Criterion("it holds", True, "1.0 times"),),
@@ -192,20 +193,27 @@ def test_a_report_is_printed_with_its_verdicts(
 
 
 def test_results_are_written_between_their_marks_and_nowhere_else() -> None:
-    for name, write in (("README.md", documents.with_headlines), ("benchmarks/README.md", None)):
+    for name, mark, write in (
+        ("README.md", "performance", lambda text: documents.with_brief(text, [REPORT])),
+        (
+            "benchmarks/README.md",
+            "headlines",
+            lambda text: documents.with_headlines(text, [REPORT]),
+        ),
+        ("benchmarks/README.md", "latency", lambda text: documents.with_report(text, REPORT)),
+    ):
         old = (ROOT / name).read_text()
-        new = write(old, [REPORT]) if write else documents.with_report(old, REPORT)
+        new = write(old)
         assert "a machine" in new
-        again = write(new, [REPORT]) if write else documents.with_report(new, REPORT)
-        assert again == new
+        assert write(new) == new
         changed = [line for line in old.splitlines() if line not in new.splitlines()]
-        marked = old.partition("written by cellwright bench -->")[2]
+        marked = old.partition(f"<!-- {mark}: written")[2].partition(f"<!-- {mark}: end -->")[0]
         assert all(line in marked for line in changed)
 
 
 def test_headlines_of_a_busy_machine_say_so() -> None:
     busy = msgspec.structs.replace(REPORT, quiet=False)
-    text = f"{documents.BEGIN}\n{documents.END}"
+    text = "\n".join(documents.HEADLINES)
     assert documents.NOT_QUIET in documents.with_headlines(text, [busy])
     assert documents.NOT_QUIET not in documents.with_headlines(text, [REPORT])
 

@@ -1,4 +1,4 @@
-"""The results of each host: one file a host in results/, shown as a table in README.md.
+"""The results of each host: one file a host in results/, shown as a table in the main README.md and in full in ours.
 
 python3 tests/hosts/results.py                    # write the table from the files
 python3 tests/hosts/results.py keep NAME TITLE    # from a survey's output on standard input
@@ -110,18 +110,41 @@ def _verdict(result: Result, layer: str) -> str:
     return WORDS[verdicts[layer]] if layer in verdicts else "refuses"
 
 
-def written(document: str, results: list[Result]) -> str:
-    """Return `document` with the table between its two marks."""
+def brief(results: list[Result]) -> str:
+    """Return a table with a line a host."""
+    rows = [
+        f"| {each['host']}: {each['title']} | {each['kernel']}, {each['machine']} | {_passed(each)} "
+        f"| {_attacks(each)} | {each['date']} |"
+        for each in results
+    ]
+    return "\n".join([
+        "| host | kernel | tests passed, failed | attacks | date |", "|---|---|---|---|---|", *rows
+    ])  # fmt: skip
+
+
+def _passed(result: Result) -> str:
+    tests = result["tests"]
+    what = "all tests" if tests.get("of", "all") == "all" else "some tests"
+    return f"{what}: {tests['passed']}, {tests['failed']}"
+
+
+def written(document: str, tables: str) -> str:
+    """Return `document` with `tables` between its two marks."""
     before, rest = document.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END)[1]}"
 
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["keep"]:
         keep(*arguments[1:], sys.stdin.read())
         return
-    readme = CHECKOUT / "README.md"
-    readme.write_text(written(readme.read_text(), read_all()))
+    for folder, tables in TABLES.items():
+        readme = folder / "README.md"
+        readme.write_text(written(readme.read_text(), tables(read_all())))
+
+
+# Each README with a table of hosts, and what makes the table.
+TABLES = {CHECKOUT: brief, Path(__file__).parent: table}
 
 
 if __name__ == "__main__":

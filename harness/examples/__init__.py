@@ -1,0 +1,1 @@
+"""Examples: small programs that use `cellwright` as its users do; README.md runs them."""
