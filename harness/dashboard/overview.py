@@ -168,7 +168,8 @@ class CalledTool(msgspec.Struct, kw_only=True):
 
 
 class SkillView(msgspec.Struct, frozen=True, kw_only=True):
-    """A skill; `used` is when a kept one was last kept or loaded."""
+    """A skill; `used` is when a kept one was last kept or loaded.  `uses` and `failures` are counted
+    since the server began."""
 
     name: str
     reference: str
@@ -176,6 +177,8 @@ class SkillView(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     version: int
     used: float | None
+    uses: int
+    failures: int
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

@@ -402,8 +402,8 @@ function tools() {
       [["Tool", "name"], ["Calls", "number"], ["Failed", "number"], ["Refused", "number"], ["Waited for approval", "number"]],
       data.called_tools.map((tool) => [mono(tool.name), count(tool.calls), share(tool.failed, tool.calls), count(tool.refused), count(tool.waited)]), ""), leftOut("names of called tools")] : null,
     data.skills ? [el("h2", {}, "Skills"), table(
-      [["Skill", "name"], ["State"], ["Version", "number"], ["Last used", "when"], ["Description", "text"]],
-      data.skills.map((skill) => [mono(skill.name), shownState(skill.state), skill.version ? count(skill.version) : missing, clock(skill.used), skill.description]),
+      [["Skill", "name"], ["State"], ["Version", "number"], ["Uses", "number"], ["Failures", "number"], ["Last used", "when"], ["Description", "text"]],
+      data.skills.map((skill) => [mono(skill.name), shownState(skill.state), skill.version ? count(skill.version) : missing, count(skill.uses), count(skill.failures), clock(skill.used), skill.description]),
       "No skills were found."), leftOut("skills")] : null,
     data.tools || data.called_tools.length || data.skills ? null : note("No tool is known from these files."),
   ];

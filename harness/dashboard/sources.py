@@ -11,6 +11,7 @@ from ..runs.durable_runs import RunCall, Runs
 from ..runs.store import Approval
 from ..schemas.spec import ToolSpec
 from ..skills.skills import FoundSkill, Skills
+from ..skills.usage import SkillUsage
 from ..text.presentation import MOST_LISTED, present, presented_whole, shortened
 from ..tools.approval import digest
 from ..tools.registry import ToolRegistry
@@ -103,16 +104,18 @@ def add_skills(overview: Overview, skills: Skills) -> None:
     """Add the skills that were found."""
     used = {(each.skill.name, each.version): each.used for each in skills.store.versions()}
     found = skills.found()
-    overview.skills = [_skill(each, used) for each in found[:MOST_TOOLS]]
+    overview.skills = [
+        _skill(each, used, skills.usages.of(each.name)) for each in found[:MOST_TOOLS]
+    ]
     _leave_out(overview, "skills", found, MOST_TOOLS)
 
 
-def _skill(found: FoundSkill, used: dict[tuple[str, int], float]) -> SkillView:
+def _skill(found: FoundSkill, used: dict[tuple[str, int], float], usage: SkillUsage) -> SkillView:
     state = "trusted" if found.is_trusted else "untrusted"
     return SkillView(
         name=found.name, reference=found.reference, version=found.version,
         description=found.problem or found.description, state=state if found.hash else "invalid",
-        used=used.get((found.name, found.version)),
+        used=used.get((found.name, found.version)), uses=usage.uses, failures=usage.failures,
     )  # fmt: skip
 
 

@@ -127,6 +127,7 @@ class LocalCells:
         )
         if self._skills:
             self._skills.has_tool = self._pipeline.has_tool
+            self._pipeline.on_failure = self._skills.note
             self._skills.execute = lambda given: self.execute(given, None, NEVER)
         self._sessions = OpenSessions(
             self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,

@@ -42,6 +42,7 @@ class RequestPipeline:
         self._trail = trail
         self._sandbox_tools = sandbox_tools
         self._private = private
+        self.on_failure: Callable[[SandboxResult], None] | None = None  # of a program
 
     def perform(
         self, given: CallArguments, perform: Perform, session_id: str | None = None
@@ -92,6 +93,8 @@ class RequestPipeline:
             result = self._rejected(str(findings[0]), request.trace_id, findings)
         else:
             result = self._recorded(request, language, perform, session_id)
+            if self.on_failure and not result.ok:
+                self.on_failure(result)
         if language == PYTHON and _is_no_python(result):
             from .idioms import notices_of  # seldom needed
 

@@ -36,6 +36,7 @@ class SandboxSkills(SkillSet):
                 "make another sandbox for programs that reach hosts",
             )
         self.source = skills
+        self.usages = skills.usages
         self.shared_files = SharedFiles()
         self.has_tool: Callable[[str], bool] = lambda _: False  # both are set by the sandbox
         self.execute: Callable[[CallArguments], SandboxResult] | None = None
@@ -74,9 +75,16 @@ class SandboxSkills(SkillSet):
             raise PolicyError("skills: they are of no sandbox that is open")
         token = CALLING.set(above._replace(tools=tools))
         try:
-            return self.execute(given)
+            result = self.execute(given)
         finally:
             CALLING.reset(token)
+        if result.ok or f"/skills/{name}/" not in (result.traceback or ""):  # else it is counted
+            self.usages.add(name, failed=not result.ok)
+        return result
+
+    def note(self, result: SandboxResult) -> None:
+        """Count a program that failed in a file of a skill."""
+        self.usages.add_failures(result, self._by_name)
 
     def add(self, skill: Skill) -> None:
         """Show programs one more skill from now on, or another version of one."""

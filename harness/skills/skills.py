@@ -18,6 +18,7 @@ from .manifest import FILE, check_name
 from .prompt import NOTE_ON_DESCRIPTIONS, SkillText, body_text, file_text, prompt_list
 from .skill import Skill, read_skill, skeleton
 from .store import SkillStore
+from .usage import SkillUsages
 
 if TYPE_CHECKING:
     from ..search.documents import Document
@@ -52,6 +53,8 @@ class FoundSkill(msgspec.Struct, frozen=True):
 class SkillSet(ABC):
     """Skills that can be used, as texts for a model."""
 
+    usages: SkillUsages
+
     @abstractmethod
     def usable(self) -> tuple[Skill, ...]:
         """Return the skills, by name."""
@@ -77,7 +80,9 @@ class SkillSet(ABC):
         They say which of the tools that it asks for may be called; asking grants none.  Raises what
         `get` raises.
         """
-        return self._instructions(name).block()
+        text = self._instructions(name).block()
+        self.usages.add(name)
+        return text
 
     def load_page(self, name: str, path: str = "", page: int = 1) -> str:
         """Return a part of the instructions of a skill, or of a text file of it, labelled as untrusted,
@@ -87,7 +92,10 @@ class SkillSet(ABC):
         """
         is_file = path not in ("", FILE)
         text = text_of(self.get(name), path) if is_file else self._instructions(name)
-        return text.page(page)
+        told = text.page(page)
+        if not is_file and page == 1:
+            self.usages.add(name)
+        return told
 
     def _instructions(self, name: str) -> SkillText:
         skill = self.get(name)
@@ -144,6 +152,7 @@ class Skills(SkillSet):
         self.store = store if isinstance(store, SkillStore) else SkillStore(store)
         self.names = None if names is None else tuple(map(check_name, names))
         self.require_trust = bool(require_trust)
+        self.usages = SkillUsages()
         self._permits = permits
 
     def found(self) -> tuple[FoundSkill, ...]:

@@ -83,7 +83,7 @@ def full() -> Overview:
         skills=[
             SkillView(
                 name="a-skill", reference="a-skill@12", description="When to use it.",
-                state="trusted", version=1, used=None,
+                state="trusted", version=1, used=None, uses=7, failures=3,
             )
         ],
         sessions=[

@@ -11,6 +11,7 @@ from cellwright import Sandbox, SkillManifest, Skills, SkillStore
 from cellwright.harness.skills.skill import Skill, make_skill
 from cellwright.harness.skills.store import export_skill
 from cellwright.harness.skills.tree import SkillFile
+from cellwright.harness.skills.usage import SkillUsage
 from cellwright.policies.errors import PolicyError, SkillError, SkillNotFound
 from cellwright.policies.tools import ToolRule, Tools
 from tests.conftest import policy_named
@@ -247,3 +248,20 @@ def test_a_script_calls_the_tools_that_its_skill_asks_for_and_no_others(tmp_path
         for wrong in ("references/a.md", "scripts/none.py", "../poster/scripts/post.py"):
             with pytest.raises(SkillError):
                 sandbox.skills.run("poster", wrong)
+
+
+def test_uses_and_failures_of_skills_are_counted(store: SkillStore) -> None:
+    skills = Skills([], store=store)
+    with Sandbox(skills=skills, pool=0) as sandbox:
+        sandbox.skills.load("roman-numbers")
+        assert sandbox.skills.run("roman-numbers", "scripts/use.py").error  # a relative import
+        failed = sandbox.execute("from skills.roman_numbers.scripts.roman import roman\nroman('x')")
+        assert failed.error
+        sandbox.execute("1/0")
+        sandbox.execute("raise ValueError('File \"/skills/no-such/a.py\"')")
+        with sandbox.session() as session:
+            assert session.execute("import skills.evil.scripts.run").error
+    usages = skills.usages
+    assert usages.of("roman-numbers") == SkillUsage(uses=3, failures=2)
+    assert usages.of("evil") == SkillUsage(uses=1, failures=1)
+    assert usages.of("no-such") == SkillUsage()
