@@ -679,6 +679,18 @@ def test_a_cap_of_a_rule_holds(
     assert any(told in each.rule for each in result.violations)
 
 
+_WAITING = """
+def waiting():  # sockets in TIME_WAIT, net/tcp_states.h
+    return sum(line.split()[3] == "06" for line in open("/proc/self/net/tcp").readlines()[1:])
+"""
+
+
+def test_connections_in_time_wait_end_with_their_cell(box: Sandbox, server: Server) -> None:
+    flood = f"{_WAITING}seen = {{reach(NAME) for _ in range(40)}}\n[waiting(), *seen]"
+    assert value(box, server, flood)[0] == [40, "5"]
+    assert value(box, server, f"{_WAITING}[waiting(), reach(NAME), waiting()]")[0] == [0, "5", 1]
+
+
 def test_without_rules_there_is_no_process_and_no_socket() -> None:
     from tests.conftest import policy_named
 
