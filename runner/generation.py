@@ -43,7 +43,7 @@ class Generation:
         lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
         shared_files: Mapping[str, SharedFiles] = NO_FILES, sources: Mapping[str, str] | None = None,
         user: int | str | None = None, egress: EgressProcess | None = None,
-        cells_per_network: int = 1,
+        cells_per_network: int = 1, is_for_one_cell: bool = False,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
 
@@ -77,6 +77,7 @@ class Generation:
             LaunchArguments(
                 policy, sources, cgroup_root, lessons is not None, language, interpreter,
                 tuple(shared_files), user, cells_per_network,
+                is_for_one_cell,
             ),
         )  # fmt: skip
         self.launcher, self.tree = launch.launcher, launch.tree

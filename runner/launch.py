@@ -37,7 +37,8 @@ class LaunchArguments(NamedTuple):
     `language`, where it is not in the usual places.  Cells see shared files at `places`.  `sources` are
     the policy's paths as they were resolved.  `user` is whose id cells have on the host where root
     starts them (host/ids.py).  `cells_per_network` cells have one network namespace, one after the
-    other, if the plan lets them share it.
+    other, if the plan lets them share it.  `is_for_one_cell`: a launch is to take little time, and no
+    further cell is expected.
     """
 
     policy: Policy
@@ -49,6 +50,7 @@ class LaunchArguments(NamedTuple):
     places: tuple[str, ...] = ()
     user: int | str | None = None
     cells_per_network: int = 1
+    is_for_one_cell: bool = False
 
 
 class Launch:
@@ -180,6 +182,7 @@ class Launch:
             tuple(elsewhere.items()),
             self.arguments.places,
             self.arguments.cells_per_network if self.plan.reuses_network else 1,
+            self.arguments.is_for_one_cell,
         )
 
     def _certificates(self) -> dict[str, str]:

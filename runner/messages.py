@@ -48,6 +48,7 @@ class Boot(_Frame, frozen=True):
         str, ...
     ] = ()  # places of shared files; a SharedFilesMade frame hands over their mounts
     cells_per_network: int = 1  # how many cells may have a network namespace, one after the other
+    is_for_one_cell: bool = False  # nothing is done only so that further cells take less
 
 
 class Fork(_Frame, frozen=True):

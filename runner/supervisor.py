@@ -75,6 +75,7 @@ class Supervisor:
             self._runs = (
                 language, interpreter, shared_files, sources_of(policy), user, egress,
                 settings.cells_per_network if settings.size else 1,  # without a pool nothing is kept
+                settings.cells_per_launcher == 1,
             )  # fmt: skip
             self._generation = Generation(policy, spawned, cgroup_root, lessons, *self._runs)
         except BaseException:

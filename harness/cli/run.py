@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     source = _read(options.file) if options.code is None else options.code
     language = _language(options, source)
     printer = _printer(options)
-    with sandbox_of(options, language) as sandbox:
+    with sandbox_of(options, language, is_for_one_cell=True) as sandbox:
         result = sandbox.execute(
             source,
             language,

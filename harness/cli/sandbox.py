@@ -11,6 +11,7 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, language_called, language_names
 from ...policies.policy import MIB, Limits, Policy, check_policy
+from ...runner.settings import PoolSettings
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
 from .options import AUDIT_HELP, add_policy, add_skills, audit_of, policy_of, skills_of
@@ -27,6 +28,7 @@ _UNKNOWN_TO_SERVE = ("memory", "pausable", "privacy", "servers", "skills", "venv
 _DAEMONS = (
     "optional", "audit", "python", "find_links", "no_index", "index_url", *_UNKNOWN_TO_SERVE
 )  # fmt: skip
+_ONE_CELL = PoolSettings(size=0, cells_per_launcher=1)
 OUTPUT = "cellwright-output"  # in the working directory; made for the first file
 
 
@@ -82,7 +84,9 @@ def check_language(name: str) -> str:
 
 
 @contextlib.contextmanager
-def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
+def sandbox_of(
+    options: argparse.Namespace, language: str, *, is_for_one_cell: bool = False
+) -> Iterator[Sandbox]:
     """Open a local sandbox for `language`, or with --connect one of a daemon."""
     if options.review and options.workspace is None:
         raise PolicyError("--review: there is no workspace", "name one with --workspace")
@@ -104,14 +108,14 @@ def sandbox_of(options: argparse.Namespace, language: str) -> Iterator[Sandbox]:
     limits = with_memory(limits, options.memory, "--memory")
     policy = msgspec.structs.replace(policy, limits=limits)
     if options.spawned and language == PYTHON and not _have_files_or_network(options, policy):
-        _launch_ahead(options.spawned, policy)
+        _launch_ahead(options.spawned, policy, is_for_one_cell=is_for_one_cell)
     with (
         audit_of(options) as audit,
         _tools(options, audit, policy) as tools,
         Sandbox(
             policy=policy,
             spawned=options.spawned,
-            pool=0,
+            pool=_ONE_CELL if is_for_one_cell else 0,
             audit=audit or False,
             tools=tools,
             skills=skills_of(options),
@@ -132,12 +136,13 @@ def _have_files_or_network(options: argparse.Namespace, policy: Policy) -> bool:
     return any(each is not None for each in files) or any(wanted)
 
 
-def _launch_ahead(spawned: "Spawned", policy: Policy) -> None:
+def _launch_ahead(spawned: "Spawned", policy: Policy, *, is_for_one_cell: bool) -> None:
     """Begin the launch before the modules are imported that `Sandbox` needs for it and for requests."""
     from ...runner.host.paths import sources_of
     from ...runner.launch import LaunchArguments, begin_ahead
 
-    begin_ahead(spawned, LaunchArguments(check_policy(policy), sources_of(policy)))
+    sources = sources_of(check_policy(policy))
+    begin_ahead(spawned, LaunchArguments(policy, sources, is_for_one_cell=is_for_one_cell))
 
 
 def print_staged(kept: "KeptWorkspace | None") -> None:

@@ -44,6 +44,7 @@ class LauncherFacts(NamedTuple):
     last_capability: int
     beneath_memory: dict[str, tuple[str, ...]]  # a Tmpfs' target -> what the root has there
     joins: int  # how many cgroups are joined by a write to their `tasks` (v1)
+    is_for_one_cell: bool = False  # nothing is done only so that further cells take less
 
 
 def confinement(facts: LauncherFacts) -> Steps:

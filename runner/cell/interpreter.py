@@ -82,7 +82,6 @@ def prepare(plan: Plan, control: int, *, has_skills: bool = False) -> None:
     _add_what_people_expect()
     threading.main_thread()._native_id = GUEST_ID  # type: ignore[attr-defined]  # set at start only
     _guest = Guest(control)
-    gc.collect()
 
 
 def _preload(path: tuple[str, ...], names: tuple[str, ...]) -> None:
@@ -190,12 +189,16 @@ class Guest:
 
 
 def rehearsal() -> tuple[Callable[[], int], int, int]:
-    """Return what a guest's process does when its program has come, and the two ends of a control
-    channel on which one has."""
+    """Return `work`, and the two ends of a control channel on which a program has come."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     far.send(b"\0" + encode(_REHEARSALS[0]))
+    return work(), near.detach(), far.detach()
+
+
+def work() -> Callable[[], int]:
+    """Return what a guest's process does when its program has come, after all else was made."""
     freeze()
-    return _guest.run, near.detach(), far.detach()
+    return _guest.run
 
 
 def freeze() -> None:

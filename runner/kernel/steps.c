@@ -807,7 +807,8 @@ static PyObject *refuse(const char *why)
 PyDoc_STRVAR(serve_doc,
 "serve(program, sock, nursery, keeper, home, hooks, opens_sockets, booted, rehearsal) -> None\n\n"
 "Rehearse, send `booted` on `sock`, and fork a cell for each Fork frame on `sock`, and with `opens_sockets` make a socket in a cell's network\n"
-"namespace for each OpenSocket frame.  `rehearsal` is what `rehearse` takes: its work is what a guest\n"
+"namespace for each OpenSocket frame.  `rehearsal` is what `rehearse` takes, or has the control channel -1\n"
+"for none: its work is what a guest\n"
 "does when its program has arrived, and the process ends with the number that it returns.  Return in the\n"
 "launcher once the supervisor or the process behind the pidfd `keeper` is gone.  `home`\n"
 "are the launcher's own net, ipc and uts namespaces; `hooks` tells that functions were registered to be\n"
@@ -846,7 +847,7 @@ static PyObject *steps_serve(PyObject *Py_UNUSED(module), PyObject *arguments)
     /* The launcher has one thread, so the interpreter is as consistent in a child as it is here:
      * PyOS_AfterFork_Child has nothing to mend, and would copy 200 pages.  What its hooks are for
      * (random numbers) is done when a program comes, unless others than ours were registered. */
-    if (rehearse_for(&launcher.program, &rehearsal)
+    if ((rehearsal.near >= 0 && rehearse_for(&launcher.program, &rehearsal))
         || send_packet(launcher.sock, booted, (size_t)booted_length, NULL, 0))
         return PyErr_SetFromErrno(PyExc_OSError);
     if (hooks)

@@ -8,6 +8,7 @@ that its end, for whatever reason, is the end of everything; and the launcher pr
 """
 
 import contextlib
+import gc
 import os
 import resource
 import select
@@ -52,7 +53,7 @@ def serve(
     program = steps.layout(facts.plan.open_files, TASKS + facts.joins)
     hooks, opens_sockets = interpreter.has_hooks(), facts.plan.loopback
     given = program, sock, nursery, keeper, tuple(home), hooks, opens_sockets, booted
-    _steps.serve(*given, rehearsal())
+    _steps.serve(*given, rehearsal(is_for_one_cell=facts.is_for_one_cell))
 
 
 def main(
@@ -81,20 +82,26 @@ def main(
         nursery = _part_from_nursery(facts, boot.cells_per_network)
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(boot.plan, CONTROL, has_skills=SKILLS in boot.shared)
+        if not boot.is_for_one_cell:
+            gc.collect()
         steps = confinement(facts)
         home = open_namespaces("self", NAMES, facts.host_proc)
-        _share_page_tables()
+        if not boot.is_for_one_cell:
+            _share_page_tables()
         serve(facts, steps, sock.fileno(), nursery.fileno(), keeper, home)
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         _explain(sock, error)
     os._exit(1)
 
 
-def rehearsal() -> "Rehearsal":
-    """Return what a guest's process does, and where it can write, for a child to do it once.
+def rehearsal(*, is_for_one_cell: bool = False) -> "Rehearsal":
+    """Return what a guest's process does, and where it can write, for a child to do it once; without a
+    control channel, so that no child does, where that takes longer than it saves one cell.
 
     Which pages that writes depends on where the next objects will lie: the rehearsal comes last.
     """
+    if is_for_one_cell:
+        return interpreter.work(), -1, -1, b""
     privileges.make_dumpable(Now())  # or /proc/self is not ours to read
     writable = memory.writable()
     privileges.make_undumpable(Now())
@@ -181,7 +188,8 @@ def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
     os.close(of_host)
     kernel.sethostname(boot.plan.hostname)
     beneath = _beneath_memory(boot.plan)
-    return LauncherFacts(boot.plan, proc, _LAUNCHER_ID, last_capability, beneath, boot.joins)
+    given = boot.plan, proc, _LAUNCHER_ID, last_capability, beneath, boot.joins
+    return LauncherFacts(*given, boot.is_for_one_cell)
 
 
 def _keep_tcp_tables_small(proc: int) -> None:

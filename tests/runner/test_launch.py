@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cellwright.benchmarks.census import stat_of
 from cellwright.harness.sandbox.inspection import inspect
 from cellwright.harness.sandbox.sandbox import Sandbox
 from cellwright.policies.errors import LaunchError
@@ -14,6 +15,7 @@ from cellwright.policies.policy import Limits, Policy
 from cellwright.runner.cgroups.detect import open_tree
 from cellwright.runner.host.paths import sources_of
 from cellwright.runner.launch import Launch, LaunchArguments, begin_ahead
+from cellwright.runner.settings import PoolSettings
 from cellwright.runner.spawn import Spawned, interpreter
 from tests.conftest import ROOT
 
@@ -59,6 +61,18 @@ def test_a_launcher_that_dies_during_a_launch_is_reported_to_the_sandbox() -> No
     os.kill(spawned.keeper, 9)
     with pytest.raises(LaunchError):
         Sandbox(policy=_POLICY, spawned=spawned, pool=0)
+
+
+def test_a_launch_for_one_cell_rehearses_nothing() -> None:
+    faults = {}
+    for cells in (1, 10):
+        with Sandbox(pool=PoolSettings(size=0, cells_per_launcher=cells)) as sandbox:
+            launcher = stat_of(inspect(sandbox).launcher_pids().launcher)
+            assert launcher
+            faults[cells] = launcher.children_faults  # of those that it has waited for
+            assert [sandbox.execute("1 + 1").value for _ in range(2)] == [2, 2]
+    assert faults[1] < 30
+    assert faults[10] > 200
 
 
 @pytest.mark.needs("cgroup")
