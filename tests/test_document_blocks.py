@@ -1,11 +1,11 @@
 """Every fenced block of a document is run, or read as what it is; those that cannot be are named here."""
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
-from itertools import filterfalse
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,7 @@ TYPED: dict[str, dict[str, str]] = {
         "analyse.py": "open('out.csv', 'w').write(open('sales.csv').read())",
     },
     "harness/README.md: $ cellwright repl": {},
-    "harness/examples/README.md: $ python3 -m": {},
+    "harness/adapters/migration.md: $ cellwright run": {"sales.csv": "north,1\nsouth,2\n"},
     "harness/README.md: $ cellwright run --workspace": {},
     "harness/dashboard/README.md: $ cellwright run --audit": {},
     "harness/mcp/README.md: $ cellwright run --servers": {
@@ -92,7 +92,12 @@ REPLIES: dict[str, list[Reply]] = {
     "harness/adapters/fastmcp.md": [],
     "harness/adapters/autogen.md": [],
     "harness/adapters/google_adk.md": [],
+    "harness/adapters/migration.md: # after, in a cell\nimport os": [
+        "<code>\nfinal_answer(6 * 7)\n</code>"
+    ],
 }
+# All of this is typed in one directory, in its order.
+TUTORIAL = "harness/examples/README.md"
 FRAMEWORKS = ROOT / ".frameworks" / "bin" / "python"
 
 IN_A_CELL = "harness/tools/README.md: cellwright-call"
@@ -105,6 +110,7 @@ NOT_RUN = {
     "runner/README.md: your process": "a drawing",
     "benchmarks/README.md: $ benchmarks/peers-setup": "takes minutes, and fetches from PyPI and npm",
     "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
+    "harness/adapters/migration.md: $ docker run": "needs Docker; the block below it is run",
     "harness/adapters/jupyter/README.md: pip install": "installs from an index; tests/harness/adapters/test_jupyter_kernel.py installs the kernel",
     "harness/agent/README.md: $ cellwright agent": "needs a model; tests/harness/agent/test_killed.py runs it with a scripted one",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
@@ -118,6 +124,8 @@ NOT_RUN = {
     "harness/servers/web/README.md: $ cellwright web": "serves until it is ended; tests/harness/servers/web/test_command.py starts one",
     "harness/servers/web/README.md: curl -H": "needs the server above it; tests/harness/servers/web/test_command.py",
     "harness/sandbox/packages/README.md: $ cellwright run": "fetches from an index; tests/harness/packages/test_store.py",
+    "harness/examples/README.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
+    "harness/examples/README.md: MODEL_URL=": "needs a model; tests/harness/examples/test_examples.py has a scripted one",
     "harness/search/README.md: pip download": "fetches 83 MB from PyPI",
     "harness/search/README.md: $ python -c '": "needs what was fetched; tests/harness/search/test_semantic.py",
     "tests/hosts/README.md: scripts/test-hosts  ": "boots hosts",
@@ -140,6 +148,8 @@ def block_named(name: str) -> Block:
 
 @pytest.mark.parametrize("block", blocks("sh", "console", "text", ""))
 def test_a_block_of_no_other_kind_is_run_or_named_with_the_reason_why_not(block: Block) -> None:
+    if block.document == TUTORIAL and block.kind == "console":
+        return  # test_the_tutorial_can_be_typed_from_its_beginning_to_its_end
     known = [name for name in (*TYPED, *NOT_RUN, IN_A_CELL) if block.name.startswith(name)]
     assert len(known) == 1, "run it here, or say in NOT_RUN why nobody can"
 
@@ -166,7 +176,30 @@ def test_nothing_is_named_that_no_document_has(name: str) -> None:
 
 
 def with_frameworks(parameter: object) -> bool:
-    return parameter.values[0].document in REPLIES  # type: ignore[attr-defined]
+    return script_of(parameter.values[0]) is not None  # type: ignore[attr-defined]
+
+
+def script_of(block: Block) -> list[Reply] | None:
+    """Return what the model says in a block whose framework is in another environment."""
+    begins = f"{block.document}: {block.text}"
+    return next(
+        (
+            REPLIES[name]
+            for name in REPLIES
+            if begins.startswith(f"{name}:" if name.endswith(".md") else name)
+        ),
+        None,
+    )
+
+
+def is_before(parameter: object) -> bool:
+    """Tell whether a block shows a program of another project, before it is changed."""
+    return parameter.values[0].text.startswith("# before")  # type: ignore[attr-defined]
+
+
+def is_file(parameter: object) -> bool:
+    """Tell whether a block of the tutorial is a file, whose name is in its first line."""
+    return parameter.values[0].document == TUTORIAL  # type: ignore[attr-defined]
 
 
 @pytest.mark.needs("cgroup", "frameworks")
@@ -174,7 +207,8 @@ def with_frameworks(parameter: object) -> bool:
 def test_an_example_of_an_adapter_runs_with_a_scripted_model(block: Block, tmp_path: Path) -> None:
     program = tmp_path / "example.py"  # smolagents reads the source of its tools
     program.write_text(block.text)
-    with serving(REPLIES[block.document]) as server:
+    script = script_of(block) or []
+    with serving(script) as server:
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MODEL_URL": server.url}
         done = subprocess.run(
             [FRAMEWORKS, program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
@@ -182,17 +216,41 @@ def test_an_example_of_an_adapter_runs_with_a_scripted_model(block: Block, tmp_p
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == block.printed
-    assert len(server.requests) == len(REPLIES[block.document])
+    assert len(server.requests) == len(script)
 
 
 @pytest.mark.needs("cgroup")
-@pytest.mark.parametrize("block", [*filterfalse(with_frameworks, blocks("python"))])
+@pytest.mark.parametrize(
+    "block",
+    [
+        each for each in blocks("python")
+        if not (is_file(each) or is_before(each) or with_frameworks(each))
+    ],
+)  # fmt: skip
 def test_an_example_runs_and_prints_what_is_shown(block: Block) -> None:
     done = subprocess.run(
         [sys.executable, "-c", block.text], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == block.printed
+
+
+@pytest.mark.needs("cgroup")
+def test_the_tutorial_can_be_typed_from_its_beginning_to_its_end(place: Path) -> None:
+    assert len(text_of(TUTORIAL).splitlines()) <= 250
+    for block in blocks_of(TUTORIAL):
+        if block.kind in ("python", "toml"):
+            (place / block.text.split()[1]).write_text(block.text)
+        for command, stdin, shown in commands_of(block) if block.kind == "console" else ():
+            _, said = typed(command, stdin, place)
+            assert looks_like(shown).fullmatch(said), f"{command}: {said}"
+
+
+@pytest.mark.parametrize("block", [*filter(is_before, blocks("python"))])
+def test_a_program_of_another_project_is_one_and_is_followed_by_ours(block: Block) -> None:
+    ast.parse(block.text)
+    below = [each.text for each in blocks_of(block.document) if each.kind in ("python", "console")]
+    assert below[below.index(block.text) + 1].startswith(("# after", "$ cellwright"))
 
 
 def test_the_readme_shows_a_program_a_refusal_and_a_cap() -> None:
