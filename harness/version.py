@@ -2,11 +2,13 @@
 
 import os
 import sys
+from functools import cache
 
 NAME = "cellwright"
 _METADATA = ".dist-info"  # NAME-VERSION.dist-info: PyPA, "Recording installed projects"
 
 
+@cache
 def installed_version() -> str:
     """Return the version that pip installed, which is that of pyproject.toml; "" in a bare checkout.
 

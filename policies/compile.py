@@ -242,7 +242,10 @@ _UNIX = Condition(0, 0xFFFFFFFF, socket.AF_UNIX)  # the family, of socket(2) and
 
 
 # What the branching process does to processes of cells; no cell may do any of it.
-_TRACING = ("ptrace", "get_robust_list", "pidfd_send_signal", "prlimit64")
+_TRACING = (
+    "ptrace", "process_vm_readv", "process_vm_writev", "get_robust_list", "pidfd_send_signal",
+    "prlimit64",
+)  # fmt: skip
 
 
 def _branching_filter(table: SyscallTable) -> bytes:

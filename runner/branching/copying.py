@@ -87,8 +87,9 @@ def lay_out(target: Traced, wanted: list[Mapping]) -> None:
     """Give `target` the layout `wanted`."""
     had = target.mappings()
     _require_code(target, wanted, had)
-    _grow(target, wanted, had)
-    steps = layout.changes(wanted, target.mappings())
+    if _grow(target, wanted, had):
+        had = target.mappings()
+    steps = layout.changes(wanted, had)
     files: dict[bytes, list[Change]] = {}
     for step in steps:
         if step.kind == "file":
@@ -97,7 +98,7 @@ def lay_out(target: Traced, wanted: list[Mapping]) -> None:
             _change(target, step)
     for path, pieces in files.items():
         _map_file(target, path, pieces)
-    if layout.changes(wanted, target.mappings()):
+    if steps and layout.changes(wanted, target.mappings()):
         raise NotCopyable("its memory is laid out in a way that a copy cannot have")
 
 
@@ -111,15 +112,20 @@ def _require_code(target: Traced, wanted: list[Mapping], had: list[Mapping]) -> 
         raise NotCopyable("it has mapped something else in place of the C library")
 
 
-def _grow(target: Traced, wanted: list[Mapping], had: list[Mapping]) -> None:
-    """Grow the heap and the stack of `target`: the kernel grows a stack that a call writes to."""
+def _grow(target: Traced, wanted: list[Mapping], had: list[Mapping]) -> bool:
+    """Grow the heap and the stack of `target`: the kernel grows a stack that a call writes to.
+
+    Return whether one of them had to grow.
+    """
     heap, before = _named(wanted, layout.HEAP), _named(had, layout.HEAP)
-    if heap and (not before or heap[-1].end != before[-1].end):
+    if grows := bool(heap and (not before or heap[-1].end != before[-1].end)):
         target.call("brk", heap[-1].end)
     stack, before = _named(wanted, layout.STACK), _named(had, layout.STACK)
     if stack and before and stack[0].start < before[0].start:
+        grows = True
         with contextlib.suppress(OSError):  # then the layouts differ still
             target.call("clock_gettime", _CLOCK_REALTIME, stack[0].start)
+    return grows
 
 
 def _named(mappings: list[Mapping], name: bytes) -> list[Mapping]:

@@ -13,15 +13,18 @@ from .layout import Mapping, NotCopyable
 from .machine import Machine, machine
 from .pages import (
     CHUNK_BYTES,
+    COMPARED_BYTES,
     ENTRY_BYTES,
     KINDS,
     MOST_COMPARED,
     OWN,
     PAGE_BYTES,
     RUNS,
+    Transfers,
+    differences,
+    is_equal,
     read,
     stretches,
-    write_differences,
 )
 from .state import IDS, copy_limits, copy_state, require_copyable, require_equal, state_of
 from .traced import Traced, number_of
@@ -42,8 +45,9 @@ def _known_machine() -> Machine:
     return known
 
 
-def keep(guest: int, init: int, image: int | None, file: int, most_bytes: int) -> None:
-    """Write to `file` what a session's memory has beyond `image`, or all of it; the session goes on.
+def keep(guest: int, init: int, fresh: KeptReader | None, file: int, most_bytes: int) -> None:
+    """Write to `file` what a session's memory has beyond that of a `fresh` cell, or all of it; the
+    session goes on.
 
     `guest`, `init`: pidfds.  Raises NotCopyable with the reason why this session cannot be kept.
     """
@@ -52,7 +56,6 @@ def keep(guest: int, init: int, image: int | None, file: int, most_bytes: int) -
         source = Traced(guest, known, is_source=True)
         opened.callback(source.close, dies=False)
         mappings, state = checked(source, number_of(init))
-        fresh = KeptReader(image) if image is not None else None
         if fresh:  # what no fresh cell could be given is refused now: later the session is gone
             require_copyable(state, fresh.kept.state)
             layout.changes(mappings, layout.parse(fresh.kept.maps))
@@ -71,12 +74,13 @@ def _keep_pages(
         left -= 0 if is_own else run.size
         if left < 0:
             raise NotCopyable(f"it has read more than {MOST_COMPARED >> 30} GiB it never wrote")
-        for start in range(run.address, run.end, CHUNK_BYTES):
-            data = read(source, start, min(CHUNK_BYTES, run.end - start))
+        at_once = CHUNK_BYTES if is_own else COMPARED_BYTES
+        for start in range(run.address, run.end, at_once):
+            data = read(source, start, min(at_once, run.end - start))
             if is_own or image is None:
                 writer.add(start, data)
-            elif data != image.content(start, len(data)):
-                _keep_differences(start, data, image, mappings, writer)
+            else:
+                _keep_differences(start, bytearray(data), image, mappings, writer)
 
 
 def _kept_runs(
@@ -101,13 +105,15 @@ def _kinds(page_map: int, start: int, count: int) -> bytearray:
 
 
 def _keep_differences(
-    start: int, data: bytes, image: KeptReader, mappings: list[Mapping], writer: KeptWriter
+    start: int, data: bytearray, image: KeptReader, mappings: list[Mapping], writer: KeptWriter
 ) -> None:
     """Keep the pages that are not those of the image; new memory reads as zeros, which need no page."""
+    if is_equal(data, image.content(start, len(data))):
+        return
     for offset in range(0, len(data), PAGE_BYTES):
         page, address = data[offset : offset + PAGE_BYTES], start + offset
         expected = image.content(address, PAGE_BYTES)
-        if page == expected:
+        if is_equal(page, expected):
             continue
         if expected is not None or page != _ZEROS or _at(mappings, address).is_file:
             writer.add(address, page)
@@ -117,7 +123,7 @@ def _at(mappings: list[Mapping], address: int) -> Mapping:
     return mappings[bisect.bisect_right(mappings, address, key=lambda each: each.start) - 1]
 
 
-def restore(guest: int, image: int, kept: int) -> None:
+def restore(guest: int, fresh: KeptReader, kept: int) -> None:
     """Make a fresh cell, of whose process `guest` is the pidfd, equal to a session that was kept.
 
     If anything fails the fresh process is killed.  Raises NotCopyable if this cell differs from the one
@@ -125,7 +131,7 @@ def restore(guest: int, image: int, kept: int) -> None:
     """
     known = _known_machine()
     with contextlib.ExitStack() as opened:
-        fresh, reader = KeptReader(image), KeptReader(kept)
+        reader = KeptReader(kept)
         head = reader.kept
         target = Traced(guest, known, is_source=False)
         opened.callback(target.close, dies=True)
@@ -149,22 +155,34 @@ def restore(guest: int, image: int, kept: int) -> None:
 def _restore_pages(
     target: Traced, mappings: list[Mapping], image: KeptReader, kept: KeptReader
 ) -> None:
-    page_map = target.open("pagemap")
+    page_map, transfers = target.open("pagemap"), Transfers((target,))
     for start, count in stretches(mappings):
         end = start + count * PAGE_BYTES
         of_image, of_kept = list(image.within(start, end)), list(kept.within(start, end))
-        here = _anonymous(page_map, start, count)
-        for run in without(without(here, of_kept), of_image):  # first: a call needs its instruction
+        # First, as a call needs its instruction.
+        for run in _superfluous(page_map, start, count, (*of_image, *of_kept)):
             target.call("madvise", run.address, run.size, _DONTNEED)
-        for run in without(of_image, of_kept):
-            for address, data in image.pieces(run):
-                write_differences(target, address, data)
+        for run in without(_of_another(target, image, of_image), of_kept):
+            target.write(run.address, image.all_of(run))
         for run in of_kept:
-            for address, data in kept.pieces(run):
-                target.write(address, data)
+            transfers.write(run.address, kept.all_of(run))
+    transfers.flush()
 
 
-def _anonymous(page_map: int, start: int, count: int) -> Iterator[PageRun]:
-    """Yield the pages of a process that are no file's."""
-    for found in _PRESENT.finditer(_kinds(page_map, start, count)):
+def _of_another(target: Traced, image: KeptReader, runs: Iterable[PageRun]) -> Iterator[PageRun]:
+    """Yield the pages of an image that a target does not have already."""
+    for run in runs:
+        for first, end in differences(target, run.address, image.all_of(run)):
+            yield PageRun(run.address + first, end - first)
+
+
+def _superfluous(
+    page_map: int, start: int, count: int, runs: Iterable[PageRun]
+) -> Iterator[PageRun]:
+    """Yield the pages of a process that are no file's and in none of `runs`."""
+    kinds = _kinds(page_map, start, count)
+    for run in runs:
+        first, end = ((at - start) // PAGE_BYTES for at in (run.address, run.end))
+        kinds[first:end] = bytes(end - first)
+    for found in _PRESENT.finditer(kinds):
         yield PageRun(start + found.start() * PAGE_BYTES, len(found[0]) * PAGE_BYTES)

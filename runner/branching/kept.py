@@ -5,6 +5,7 @@ The supervisor seals the file meanwhile.  Even so it is hostile: a guest made mo
 """
 
 import bisect
+import mmap
 import os
 from collections.abc import Iterable, Iterator
 from typing import Annotated, NamedTuple
@@ -12,13 +13,14 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from .layout import MAPS_BYTES, Mapping, NotCopyable
-from .pages import CHUNK_BYTES, PAGE_BYTES
+from .pages import PAGE_BYTES
 from .state import State
 from .traced import Traced
 
 _MOST_RUNS = 1 << 18
 _MOST_HEAD_BYTES = 32 << 20
 _SIZE_BYTES = 8
+_MOST_IMAGES = 2  # that stay mapped
 
 
 class PageRun(NamedTuple):
@@ -65,7 +67,7 @@ class KeptWriter:
         self._left = most_bytes
         self.runs: list[PageRun] = []
 
-    def add(self, address: int, data: bytes) -> None:
+    def add(self, address: int, data: bytes | bytearray) -> None:
         """Write pages; raises NotCopyable if there are too many."""
         self._left -= len(data)
         if self._left < 0:
@@ -90,34 +92,35 @@ class KeptWriter:
 
 
 class KeptReader:
-    """Reads such a file; raises ValueError, or msgspec.DecodeError, where it is malformed."""
+    """Reads such a file, which nobody shortens meanwhile; raises ValueError, or msgspec.DecodeError,
+    where it is malformed."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, flags: int = mmap.MAP_SHARED) -> None:
         size = os.fstat(file).st_size
         if size < _SIZE_BYTES:
             raise ValueError("a kept memory without a head")
-        self._file = file
+        self._mapped = memoryview(mmap.mmap(file, size, flags, mmap.PROT_READ))
         self.kept = self._read_head(size - _SIZE_BYTES)
         self._places = list(_places(self.kept.runs, self._pages_bytes))
         self._addresses = [each.address for each in self.kept.runs]
 
     def _read_head(self, end: int) -> KeptMemory:
-        size = int.from_bytes(os.pread(self._file, _SIZE_BYTES, end), "little")
+        size = int.from_bytes(self._mapped[end:], "little")
         self._pages_bytes = end - size
         if size > _MOST_HEAD_BYTES or self._pages_bytes < 0:
             raise ValueError("a kept memory with a head that is too large")
         try:
-            return _DECODER.decode(os.pread(self._file, size, self._pages_bytes))
+            return _DECODER.decode(self._mapped[self._pages_bytes : end])
         except (UnicodeDecodeError, RecursionError) as error:  # what msgspec lets through
             raise msgspec.DecodeError(str(error)) from None
 
-    def content(self, address: int, size: int) -> bytes | None:
+    def content(self, address: int, size: int) -> memoryview | None:
         """Return what was kept of some pages, None unless it was all of them in one run."""
         at = bisect.bisect_right(self._addresses, address) - 1
         if at < 0 or self.kept.runs[at].end < address + size:
             return None
         place = self._places[at] + address - self._addresses[at]
-        return os.pread(self._file, size, place)
+        return self._mapped[place : place + size]
 
     def within(self, start: int, end: int) -> Iterator[PageRun]:
         """Yield the parts of its runs between two addresses."""
@@ -129,12 +132,31 @@ class KeptReader:
                 first = max(run.address, start)
                 yield PageRun(first, min(run.end, end) - first)
 
-    def pieces(self, run: PageRun) -> Iterator[tuple[int, bytes]]:
-        """Yield the content of pages that were kept in one run, with addresses."""
-        for start in range(run.address, run.end, CHUNK_BYTES):
-            data = self.content(start, min(CHUNK_BYTES, run.end - start))
-            assert data is not None  # noqa: S101 - of one run
-            yield start, data
+    def all_of(self, run: PageRun) -> memoryview:
+        """Return the content of pages that were kept in one run."""
+        data = self.content(run.address, run.size)
+        assert data is not None  # noqa: S101 - of one run
+        return data
+
+
+class ImageReaders:
+    """The readers of the last few images: an image is used again and again."""
+
+    def __init__(self) -> None:
+        self._readers: dict[tuple[int, ...], KeptReader] = {}
+
+    def of(self, file: int) -> KeptReader:
+        """Return the reader of an image, whose file nobody changes; raises as KeptReader does.
+
+        A reader keeps its file in memory, so that no other one has the same number meanwhile.
+        """
+        seen = os.fstat(file)
+        key = seen.st_dev, seen.st_ino, seen.st_size, seen.st_ctime_ns
+        if key not in self._readers:
+            for oldest in list(self._readers)[: 1 - _MOST_IMAGES]:
+                del self._readers[oldest]
+            self._readers[key] = KeptReader(file, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        return self._readers[key]
 
 
 def _places(runs: Iterable[PageRun], size: int) -> Iterator[int]:
@@ -167,7 +189,7 @@ def without(runs: Iterable[PageRun], others: Iterable[PageRun]) -> Iterator[Page
             yield PageRun(start, run.end - start)
 
 
-def _write(file: int, data: bytes) -> None:
+def _write(file: int, data: bytes | bytearray) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]

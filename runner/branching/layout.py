@@ -105,6 +105,8 @@ def changes(source: list[Mapping], target: list[Mapping]) -> list[Change]:
     Raises NotCopyable for a mapping that cannot be made.
     """
     steps = []
+    common = set(source).intersection(target)  # most of them; none overlaps another of its process
+    source, target = ([each for each in some if each not in common] for some in (source, target))
     for start, end, wanted, had in _pieces(source, target):
         if wanted is None:
             if had and had.name != STACK:  # a larger stack is no difference

@@ -34,6 +34,7 @@ from ..messages import (
 )
 from .copying import BranchedProcesses, branch
 from .keeping import keep, restore
+from .kept import ImageReaders
 from .layout import NotCopyable
 
 _CONTROL = 3
@@ -56,7 +57,9 @@ def main(own_paths: int) -> NoReturn:
         confine(boot)
         channel.send(sock, encode(Booted()))
         gc.freeze()
-        while _serve(sock):
+        gc.disable()  # what a frame leaves is collected once it is answered
+        images = ImageReaders()
+        while _serve(sock, images):
             continue
     except BaseException as error:  # noqa: BLE001 - the line before os._exit
         with contextlib.suppress(OSError):
@@ -82,7 +85,7 @@ def confine(boot: BranchingBoot) -> None:
     privileges.install_seccomp_filter(do, boot.filter)
 
 
-def _serve(sock: socket.socket) -> bool:
+def _serve(sock: socket.socket, images: ImageReaders) -> bool:
     """Answer one frame; False once the supervisor is gone.
 
     After a failure that is no refusal the process ends: what it traced may be in any state.
@@ -91,27 +94,31 @@ def _serve(sock: socket.socket) -> bool:
     if not frame:
         return False
     try:
-        answer = _answer_to(decode(frame, _KINDS), descriptors)
+        answer = _answer_to(decode(frame, _KINDS), descriptors, images)
     except NotCopyable as refused:
         answer = BranchRefused(str(refused))
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
     channel.send(sock, encode(answer))
+    del answer
+    gc.collect()
     return True
 
 
 def _answer_to(
-    asked: BranchCells | KeepMemory | RestoreMemory, descriptors: list[int]
+    asked: BranchCells | KeepMemory | RestoreMemory, descriptors: list[int], images: ImageReaders
 ) -> Branched | Kept | BranchRefused:
     if isinstance(asked, KeepMemory):
         guest, init, file, *image = descriptors
         if len(image) != asked.has_image:
             raise ValueError(_OTHERS)
-        keep(guest, init, image[0] if image else None, file, asked.most_bytes)
+        fresh = images.of(image[0]) if image else None
+        keep(guest, init, fresh, file, asked.most_bytes)
         return Kept()
     if isinstance(asked, RestoreMemory):
-        restore(*descriptors)
+        guest, of_fresh, kept = descriptors
+        restore(guest, images.of(of_fresh), kept)
         return Branched()
     source, init, *others = descriptors
     if len(others) != asked.cells * (1 + asked.maps) + asked.maps:

@@ -6,20 +6,25 @@ copied; one that both share with the launcher may differ where the launcher wrot
 is compared: by its place in memory where root has opened the page maps, else by its content.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
+from ..kernel.tracing import MOST_PLACES, TransferRoom
 from .layout import Mapping, NotCopyable
 from .traced import Traced
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-CHUNK_BYTES = 1 << 20  # that are read at once
+CHUNK_BYTES = 1 << 20  # that are copied at once
+COMPARED_BYTES = 1 << 16  # that are compared at once: both sides fit into a processor's cache
 _MOST_ENTRIES = 1 << 16  # of a page map that are read at once
 ENTRY_BYTES = 8
 SHARED, OWN = 1, 2
 # That are compared.  A page that was only read costs a process nothing: all such are one page of zeros.
 MOST_COMPARED = 2 << 30
+Content = bytes | memoryview
 
 
 def _kind(flags: int) -> int:
@@ -33,6 +38,58 @@ def _kind(flags: int) -> int:
 
 KINDS = bytes(map(_kind, range(256)))
 RUNS = re.compile(b"[\x02\x03]+|\x01+")
+_OF_SOURCE = 4  # beside OWN: it is the source's own
+_SOURCE_KINDS = KINDS.replace(bytes((OWN,)), bytes((OWN | _OF_SOURCE,)))
+_DIFFERING = re.compile(b"[\x04-\x07]+|[\x02\x03]+|\x01+")
+_IS_ZERO, _IS_NOT = (bytes((n == 0) == wanted for n in range(256)) for wanted in (True, False))
+_FRAME = range(6)  # the bytes of an entry that say where the page is; only root sees them
+
+
+class Transfers:
+    """Pages that are written to targets, many at once: by `copy` of a source, or by `write`."""
+
+    def __init__(self, targets: Sequence[Traced], source: Traced | None = None) -> None:
+        self._targets = targets
+        self._source = source
+        self._room = _room()
+        self._places: list[tuple[int, int]] = []
+        self._size = 0
+
+    def copy(self, address: int, size: int) -> None:
+        """Copy pages that the source shares with no other process."""
+        while size:
+            part = self._add(address, size)
+            address, size = address + part, size - part
+
+    def write(self, address: int, data: memoryview) -> None:
+        while data:
+            at = self._size
+            part = min(len(data), CHUNK_BYTES - at)
+            self._room.view[at : at + part] = data[:part]
+            self._add(address, part)
+            address, data = address + part, data[part:]
+
+    def _add(self, address: int, size: int) -> int:
+        part = min(size, CHUNK_BYTES - self._size)
+        self._places.append((address, part))
+        self._size += part
+        if self._size == CHUNK_BYTES or len(self._places) == MOST_PLACES:
+            self.flush()
+        return part
+
+    def flush(self) -> None:
+        """Write what has not been written yet; raises as Traced.write, and NotCopyable."""
+        if self._source:
+            with _refusing():
+                self._source.read_places(self._places, self._room)
+        for target in self._targets:
+            target.write_places(self._places, self._room)
+        self._places, self._size = [], 0
+
+
+@cache
+def _room() -> TransferRoom:
+    return TransferRoom(CHUNK_BYTES)
 
 
 def copy_pages(
@@ -44,48 +101,72 @@ def copy_pages(
     NotCopyable if a page cannot be read, and OSError if a target has no room for it.
     """
     maps = maps or tuple(each.open("pagemap") for each in (source, *targets))
-    left = MOST_COMPARED
-    for first, length, is_own in _differing(maps, mappings):
-        left -= 0 if is_own else length
+    transfers, left = Transfers(targets, source), MOST_COMPARED
+    for address, size, kind in _differing(maps, mappings):
+        if kind & _OF_SOURCE:
+            transfers.copy(address, size)
+            continue
+        left -= 0 if kind & OWN else size
         if left < 0:
             raise NotCopyable(f"it has read more than {MOST_COMPARED >> 30} GiB it never wrote")
-        for start in range(first, first + length, CHUNK_BYTES):
-            data = read(source, start, min(CHUNK_BYTES, first + length - start))
+        for start in range(address, address + size, CHUNK_BYTES):
+            data = read(source, start, min(CHUNK_BYTES, address + size - start))
             for target in targets:
-                if is_own:
+                if kind & OWN:
                     target.write(start, data)
                 else:
                     write_differences(target, start, data)
+    transfers.flush()
 
 
 def read(source: Traced, start: int, size: int) -> bytes:
     """Return memory of the source; raises NotCopyable."""
-    try:
+    with _refusing():
         return source.read(start, size)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:  # such as of a guard page: madvise(2)
         raise NotCopyable(f"some of its memory cannot be read: {error.strerror}") from None
 
 
-def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple[int, int, bool]]:
-    """Yield runs of pages as address, length, and whether some process has its own."""
+def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of pages as address, size, and what they are: SHARED, or some process's OWN."""
     for start, count in stretches(mappings):
         size, offset = count * ENTRY_BYTES, start // PAGE_BYTES * ENTRY_BYTES
-        read = [os.pread(each, size, offset) for each in maps]
-        kinds = 0
-        for entries in read:
-            kinds |= int.from_bytes(entries[7::8].translate(KINDS), "little")
-        for run in RUNS.finditer(kinds.to_bytes(count, "little")):
-            is_own = run[0][0] != SHARED
-            if is_own or not _are_same(read, *run.span()):
-                address = start + run.start() * PAGE_BYTES
-                yield address, len(run[0]) * PAGE_BYTES, is_own
+        entries = [os.pread(each, size, offset) for each in maps]
+        flags = [each[ENTRY_BYTES - 1 :: ENTRY_BYTES] for each in entries]
+        kinds = _number(flags[0].translate(_SOURCE_KINDS))
+        for each in flags[1:]:
+            kinds |= _number(each.translate(KINDS))
+        kinds &= _number(b"\xfe" * count) | _elsewhere(entries)
+        for run in _DIFFERING.finditer(kinds.to_bytes(count, "little")):
+            yield start + run.start() * PAGE_BYTES, len(run[0]) * PAGE_BYTES, run[0][0]
 
 
-def _are_same(read: list[bytes], first: int, end: int) -> bool:
-    """Tell whether pages are the same in all page maps; only root sees where pages are."""
-    here = slice(first * ENTRY_BYTES, end * ENTRY_BYTES)
-    frames = read[0][here]
-    return any(frames[: ENTRY_BYTES - 2]) and all(other[here] == frames for other in read[1:])
+def _elsewhere(entries: list[bytes]) -> int:
+    """Return a byte for each page that is 1 unless the page is known to be at one place in all maps."""
+    first, differ = _number(entries[0]), 0
+    for each in entries[1:]:
+        differ |= first ^ _number(each)
+    unequal = differ.to_bytes(len(entries[0]), "little")
+    is_unknown = _any(entries[0], _FRAME).translate(_IS_ZERO)
+    return _number(_any(unequal, range(ENTRY_BYTES)).translate(_IS_NOT)) | _number(is_unknown)
+
+
+def _any(entries: bytes, of: range) -> bytes:
+    """Return the bytes `of` each entry, combined by or."""
+    found = 0
+    for n in of:
+        found |= _number(entries[n::ENTRY_BYTES])
+    return found.to_bytes(len(entries) // ENTRY_BYTES, "little")
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
 
 
 def stretches(mappings: Iterable[Mapping]) -> Iterator[tuple[int, int]]:
@@ -106,12 +187,35 @@ def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
         yield at, min(_MOST_ENTRIES, (end - at) // PAGE_BYTES)
 
 
-def write_differences(target: Traced, start: int, data: bytes) -> None:
-    """Write the pages that a target does not have already."""
-    had = target.read(start, len(data))
-    if data == had:
-        return
-    for offset in range(0, len(data), PAGE_BYTES):
-        page = data[offset : offset + PAGE_BYTES]
-        if page != had[offset : offset + PAGE_BYTES]:
-            target.write(start + offset, page)
+def write_differences(target: Traced, start: int, content: Content) -> None:
+    """Write the pages of `content` that a target does not have already."""
+    for first, end in differences(target, start, content):
+        target.write(start + first, content[first:end])
+
+
+def differences(process: Traced, start: int, content: Content) -> Iterator[tuple[int, int]]:
+    """Yield the pages in which memory differs from `content`, from one offset to another."""
+    for at in range(0, len(content), COMPARED_BYTES):
+        expected = content[at : at + COMPARED_BYTES]
+        had = process.read_into(start + at, bytearray(len(expected)))
+        if not is_equal(had, expected):
+            yield from ((at + first, at + end) for first, end in _unequal(had, expected))
+
+
+def is_equal(had: bytearray, expected: object) -> bool:
+    """Compare by memcmp(3), as a bytearray is with any memory; Python compares views item by item."""
+    return had == expected
+
+
+def _unequal(had: bytearray, expected: Content) -> Iterator[tuple[int, int]]:
+    """Yield the offsets of pages that differ; those beside each other together."""
+    begin = -1
+    for offset in range(0, len(had), PAGE_BYTES):
+        if is_equal(had[offset : offset + PAGE_BYTES], expected[offset : offset + PAGE_BYTES]):
+            if begin >= 0:
+                yield begin, offset
+            begin = -1
+        elif begin < 0:
+            begin = offset
+    if begin >= 0:
+        yield begin, len(had)

@@ -5,8 +5,10 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 from ..kernel import tracing
+from ..kernel.tracing import Places, TransferRoom
 from .layout import MAPS_BYTES, Mapping, NotCopyable, parse
 from .machine import Machine, Parked
 
@@ -17,6 +19,8 @@ _MOST_CALLS = 64  # between the answer of a request and waiting for the next one
 _MOST_SECONDS = 1.0  # meanwhile; other sessions' branches wait for this one
 _MOST_ERRNO = 4095
 _SMALL = 64 * 1024  # of a file of /proc
+_MOST_WRITTEN = 0x7FFFF000  # by one call: write(2)
+_READ_AT_ONCE = 4096  # which is what the kernel gives of such a file
 
 
 class Traced:
@@ -91,11 +95,13 @@ class Traced:
     def text(self, name: str, size: int = _SMALL) -> bytes:
         """Return the beginning of one of its files in /proc."""
         opened = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.directory)
-        with open(opened, "rb", buffering=0) as file:
+        try:
             parts = []
-            while size > 0 and (part := file.read(size)):
+            while size > 0 and (part := os.read(opened, min(size, _READ_AT_ONCE))):
                 parts.append(part)
                 size -= len(part)
+        finally:
+            os.close(opened)
         return b"".join(parts)
 
     def link(self, name: str) -> str:
@@ -103,7 +109,11 @@ class Traced:
 
     def mappings(self) -> list[Mapping]:
         """Return its mappings; raises NotCopyable if there are too many."""
-        return parse(self.text("maps", MAPS_BYTES))
+        return parse(self.maps())
+
+    def maps(self) -> bytes:
+        """Return the file that lists its mappings."""
+        return self.text("maps", MAPS_BYTES)
 
     def read(self, address: int, size: int) -> bytes:
         """Return some of its memory, whatever the rights of the mapping; raises OSError if a page
@@ -114,13 +124,37 @@ class Traced:
         """
         data = os.pread(self._memory, size, address)
         if len(data) != size:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT), f"memory of {self.pid}")
+            raise self._unreadable()
         return data
+
+    def read_into(self, address: int, room: bytearray) -> bytearray:
+        """Fill `room` with memory as `read` returns it, and return it."""
+        if os.preadv(self._memory, (room,), address) != len(room):
+            raise self._unreadable()
+        return room
+
+    def _unreadable(self) -> OSError:
+        return OSError(errno.EFAULT, os.strerror(errno.EFAULT), f"memory of {self.pid}")
 
     def write(self, address: int, data: bytes | memoryview) -> None:
         """Write to its memory, whatever the rights of the mapping; raises OSError if it has no room."""
-        if os.pwrite(self._memory, data, address) != len(data):
+        written = os.pwrite(self._memory, data, address)
+        if written == _MOST_WRITTEN:
+            self.write(address + written, memoryview(data)[written:])
+        elif written != len(data):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), f"memory of {self.pid}")
+
+    def read_places(self, places: Places, room: TransferRoom) -> None:
+        """Fill `room` from places whose pages the process shares with no other; raises as `read`."""
+        done = room.read(self.pid, places)
+        for (address, size), offset in _left(places, done):
+            room.view[offset : offset + size] = self.read(address, size)
+
+    def write_places(self, places: Places, room: TransferRoom) -> None:
+        """Write `room` to places, one after the other; raises as `write`."""
+        done = room.write(self.pid, places)
+        for (address, size), offset in _left(places, done):
+            self.write(address, room.view[offset : offset + size])
 
     def call(self, name: str, *arguments: int | bytes) -> int:
         """Have a target make a system call; raises OSError if its kernel refuses."""
@@ -160,6 +194,15 @@ class Traced:
                 tracing.reap(self.pid)
             else:
                 tracing.let_go(self.pid, self._signal)
+
+
+def _left(places: Places, done: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Yield the places that a transfer did not reach, as those without rights, with their offsets."""
+    offset = 0
+    for each in places:
+        if offset + each[1] > done:
+            yield each, offset
+        offset += each[1]
 
 
 def number_of(pidfd: int) -> int:

@@ -1,4 +1,5 @@
-"""Stopping a process, and reading and changing its registers: ptrace(2).
+"""Stopping a process, and reading and changing its registers and its memory: ptrace(2),
+process_vm_readv(2).
 
 A seized process goes on as it was when its tracer detaches or dies, unless it was told to die with it
 (`die_with_us`).  The calling process has one thread, and blocks SIGCHLD, which reports every stop.
@@ -9,6 +10,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Sequence
 
 from . import libc
 
@@ -24,6 +26,8 @@ _MOST_REGISTER_BYTES = 16 * 1024  # with AMX the state is 11 KiB
 _EVENT_STOP = 128  # PTRACE_EVENT_STOP
 _WALL = 0x40000000  # wait for threads of any kind
 _VECTOR = struct.Struct("=2Q")  # struct iovec
+MOST_PLACES = 1024  # of one transfer (UIO_MAXIOV)
+Places = Sequence[tuple[int, int]]  # addresses and sizes
 
 
 class Signalled(InterruptedError):  # noqa: N818 - it happens to the traced process
@@ -141,3 +145,37 @@ def robust_list(pid: int) -> int:
     head, length = libc.buffer(bytes(8)), libc.buffer(bytes(8))
     libc.syscall("get_robust_list", pid, head, length, about=str(pid))
     return int.from_bytes(head.raw, "little")
+
+
+class TransferRoom:
+    """Memory of ours into which the memory of a traced process is read, or that is written to it.
+
+    One call moves many pages, which by /proc/PID/mem takes as many and copies each twice.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._room = libc.buffer(bytes(size))
+        self.view = memoryview(self._room).cast("B")
+
+    def read(self, pid: int, places: Places) -> int:
+        """Fill it from `places` of a process; return how many bytes were read, from the first on.
+
+        Only pages that the process shares with no other may be read in this way.  Reading pins them,
+        which gives the process a copy of a page that it shares (FAULT_FLAG_UNSHARE), at the cost of its
+        cell.
+        """
+        return self._transfer("process_vm_readv", pid, places)
+
+    def write(self, pid: int, places: Places) -> int:
+        """Write it to `places` of a process; return how many bytes were written, from the first on."""
+        return self._transfer("process_vm_writev", pid, places)
+
+    def _transfer(self, call: str, pid: int, places: Places) -> int:
+        ours = libc.buffer(_VECTOR.pack(libc.address(self._room), sum(size for _, size in places)))
+        theirs = libc.buffer(b"".join(_VECTOR.pack(*each) for each in places))
+        try:
+            return libc.call(call, pid, ours, 1, theirs, len(places), 0, about=f"memory of {pid}")
+        except OSError as error:
+            if error.errno in (errno.EFAULT, errno.ENOMEM, errno.ENOSYS):
+                return 0
+            raise

@@ -56,7 +56,8 @@ class State:
     def read(self) -> Pieces:
         with self._path.open("rb") as file:
             self._until = state_file.is_encrypted_until(file.fileno())[1]
-            return list(state_file.pieces(file.fileno(), self._token, None, self._until))
+            read = state_file.pieces(file.fileno(), self._token, None, self._until)
+            return [(kind, bytes(data)) for kind, data in read]
 
     def write(self, pieces: Pieces) -> None:
         with self._path.open("wb") as file:

@@ -271,7 +271,7 @@ def _differs(differs: tuple[str, ...]) -> PauseDiffers:
     return PauseDiffers(message, _HINT if _LAUNCHER in differs else "", differs=differs)
 
 
-def _read(pieces: Iterator[tuple[bytes, bytes]]) -> _ReadState:
+def _read(pieces: Iterator[tuple[bytes, memoryview]]) -> _ReadState:
     """Return a state, once all of it is verified; raises PauseError."""
     memory = os.memfd_create("kept", os.MFD_CLOEXEC)
     header, files, order = None, [], b""
@@ -283,7 +283,7 @@ def _read(pieces: Iterator[tuple[bytes, bytes]]) -> _ReadState:
             if kind == HEADER:
                 header = _checked(_HEADER.decode(data))
             elif kind == FILES:
-                files.append(data)
+                files.append(bytes(data))
             elif kind == MEMORY:
                 os.write(memory, data)
         assert header is not None  # noqa: S101 - the order says so

@@ -74,23 +74,25 @@ class _Seal:
         self._number += 1
         return self._about + _NUMBER.pack(self._number)
 
-    def seal(self, data: bytes) -> bytes:
+    def seal(self, kind: bytes, data: bytes) -> tuple[bytes, ...]:
+        """Return a sealed piece in parts, so that what may be many megabytes is not copied."""
         if self._cipher:
-            return self._cipher.seal(data, self._bound())
-        return self._tag(memoryview(data)) + data
+            return (self._cipher.seal(kind + data, self._bound()),)
+        return self._tag(kind, data), kind, data
 
-    def open(self, sealed: bytes) -> bytes:
-        """Return the data; raises WrongKey."""
+    def open(self, sealed: bytes) -> memoryview:
+        """Return the data, which begins with its kind; raises WrongKey."""
         if self._cipher:
-            return self._cipher.open(sealed, self._bound())
+            return memoryview(self._cipher.open(sealed, self._bound()))
         data = memoryview(sealed)[_TAG_BYTES:]
         if not hmac.compare_digest(self._tag(data), sealed[:_TAG_BYTES]):
             raise WrongKey
-        return bytes(data)
+        return data
 
-    def _tag(self, data: memoryview) -> bytes:
+    def _tag(self, *parts: bytes | memoryview) -> bytes:
         tag = hmac.new(self._key, self._bound(), hashlib.sha256)
-        tag.update(data)
+        for each in parts:
+            tag.update(each)
         return tag.digest()
 
 
@@ -109,19 +111,20 @@ class StateWriter:
         """Write a piece; raises PauseError if there is no room for it."""
         if len(data) > MOST_PIECE_BYTES:
             raise PauseError("pause: the list of its files is too long to be kept")
-        sealed = self._seal.seal(kind + data)
-        self._write(_LENGTH.pack(len(sealed)) + sealed)
+        parts = self._seal.seal(kind, data)
+        self._write(_LENGTH.pack(sum(map(len, parts))), *parts)
 
-    def _write(self, data: bytes) -> None:
-        self.left -= len(data)
+    def _write(self, *parts: bytes) -> None:
+        self.left -= sum(map(len, parts))
         if self.left < 0:
             raise PauseError(
                 "pause: the session has more memory and files than may be kept",
                 "raise pauses.most_bytes or pauses.quota_bytes, or resume what was paused",
             )
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
+        for each in parts:
+            rest = memoryview(each)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
 
 
 def is_encrypted_until(file: int) -> tuple[bool, float]:
@@ -137,7 +140,7 @@ def is_encrypted_until(file: int) -> tuple[bool, float]:
 
 def pieces(
     file: int, token: PauseToken, key: bytes | None, until: float
-) -> Iterator[tuple[bytes, bytes]]:
+) -> Iterator[tuple[bytes, memoryview]]:
     """Yield the pieces of a file with their kinds, each verified; raises PauseError after the last one
     too, if the file does not end there."""
     seal, at, size = _Seal(token, key, until), _PREFIX.size, os.fstat(file).st_size
@@ -155,7 +158,7 @@ def pieces(
         except WrongKey:
             raise _damaged() from None
         at += expected
-        kind = data[:1]
+        kind = bytes(data[:1])
         yield kind, data[1:]
     if at != size:
         raise _damaged()

@@ -55,7 +55,7 @@ class PausedStates:
                     raise
 
     @contextlib.contextmanager
-    def taking(self, token: PauseToken) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    def taking(self, token: PauseToken) -> Iterator[Iterator[tuple[bytes, memoryview]]]:
         """Yield the verified pieces of a state, which is removed if the block ends well.
 
         Raises PauseError if it is not there, expired, in use, another user's, or was changed.
