@@ -89,14 +89,24 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         help=f"{summaries}; all: all of them. Default: {', '.join(_USUAL)}",
     )
-    parser.add_argument("--runs", type=int, metavar="N", help="number of measurements of each")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        help="number of measurements of each; default that of the benchmark",
+    )
     parser.add_argument(
         "--forks",
         type=int,
         metavar="N",
-        help="number of cells that one launcher forks (growth, leaks)",
+        help="number of cells that one launcher forks (growth, leaks); default that of the benchmark",
     )
-    parser.add_argument("--minutes", type=float, metavar="M", help="duration of the faults (chaos)")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="duration of the faults (chaos); default that of the benchmark",
+    )
     parser.add_argument(
         "--quiet",
         action="store_true",

@@ -11,6 +11,7 @@ import msgspec
 from .errors import PolicyError
 from .network.rule import NetworkDenial, NetworkRule
 from .policy import Policy, check_policy
+from .similar import did_you_mean
 from .toml_file import is_about_unknown_field, place_of, similar_field
 from .tools import ToolRule
 
@@ -110,7 +111,10 @@ def _read(path: Path, name: str) -> dict[str, Any]:
         raise PolicyError(f"{path}: nested too deeply") from None
     except (FileNotFoundError, IsADirectoryError):
         shipped = ", ".join(profile_names())
-        raise PolicyError(f"no policy {name!r}: neither a file nor one of {shipped}") from None
+        raise PolicyError(
+            f"no policy {name!r}: neither a file nor one of {shipped}",
+            did_you_mean(name, profile_names()),
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"not TOML: {error}"
         raise PolicyError(f"{name[:200]!r}: {reason}") from None

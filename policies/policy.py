@@ -277,9 +277,12 @@ def named_layers(where: str, names: object) -> tuple[str, ...]:
     named = check_names(where, names)
     for name in named:
         if name not in (*OPTIONAL_LAYERS, CGROUP):
+            from .similar import did_you_mean  # only for errors
+
             known = ", ".join(OPTIONAL_LAYERS)
             raise PolicyError(
-                f"{where}: must be of {known}, or {CGROUP} for the last three, got {name!r}"
+                f"{where}: must be of {known}, or {CGROUP} for the last three, got {name!r}",
+                did_you_mean(name, (*OPTIONAL_LAYERS, CGROUP)),
             )
     together = tuple(layer for layer in OPTIONAL_LAYERS if layer.startswith(f"{CGROUP}_"))
     return tuple(each for name in named for each in (together if name == CGROUP else (name,)))

@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 
 from .errors import PolicyError
+from .similar import similar
 
 MOST_BYTES = 1024 * 1024
+_NEAR = 0.75  # of difflib: names of fields are long
 _WHERE = re.compile(r"`\$\.?([\w.]*)(?:\[(\d+)\])?([\w.]*)[^`]*`")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
 
@@ -58,17 +60,13 @@ def similar_field(complaint: str, structs: Iterable[object]) -> str:
     """Return the known field most similar to the unknown one that msgspec complains of, else ""."""
     if not (unknown := _UNKNOWN.search(complaint)):
         return ""
-    import difflib  # needed after an error only
-
     known = [
         each.name
         for struct in structs
         if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
         for each in msgspec.structs.fields(struct)
     ]
-    longer = [name for name in known if name.startswith(unknown[1])]
-    close = longer or difflib.get_close_matches(unknown[1], known, 1, cutoff=0.75)
-    return close[0] if close else ""
+    return similar(unknown[1], known, _NEAR)
 
 
 def is_about_unknown_field(complaint: str) -> bool:

@@ -2,8 +2,10 @@
 
 import argparse
 
-from ...benchmarks.commands import add_bench, bench
+from ...benchmarks.commands import BENCHMARKS, add_bench, bench
 from .options import add_policy, policy_of
+
+BENCHMARK_NAMES = (*BENCHMARKS, "all")
 
 
 def add(parser: argparse.ArgumentParser) -> None:

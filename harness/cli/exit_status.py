@@ -1,4 +1,4 @@
-"""The exit status and the message on stderr of a command that ends with an exception."""
+"""The exit codes of the command, and the message on stderr of a command that ends with an exception."""
 
 import contextlib
 import errno
@@ -11,6 +11,17 @@ from .options import SANDBOX_FAILED, USAGE_ERROR
 
 _INTERRUPTED = 128 + signal.SIGINT
 _OUTPUT_CLOSED = 128 + signal.SIGPIPE
+# For `cellwright help exit-codes`, the manual page, and the table of harness/README.md.
+EXIT_CODES = {
+    "0": "the program succeeded, or the command did what it was asked to",
+    "1": "the program failed, or a check found something, such as a change of an audit trail",
+    "2": "wrong usage: an unknown command or option, an invalid policy or value, a file not found",
+    "70": "the sandbox failed, a check of `cellwright doctor` failed, or the output cannot be written",
+    "130": "interrupted by Ctrl-C. Nothing is printed; the command ends by SIGINT, so that a shell's "
+    "loop around it ends too",
+    "141": "the reader of the output, such as head(1), has closed the pipe. Nothing is printed",
+    "128+N": "ended by signal N, as a shell reports it: 143 by SIGTERM, 129 by SIGHUP",
+}
 # Errors that the caller can avoid by naming another file; all others are failures of the machine.
 _WRONG_FILE = frozenset((
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EROFS,

@@ -10,7 +10,8 @@ from .options import SUCCEEDED, add_json, print_json
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "id", metavar="ID", nargs="*",
-        help="an ID of `cellwright ps`, or the pid of a process, all of whose sandboxes are ended",
+        help="an ID of `cellwright ps`, or the pid of a process, all of whose sandboxes "
+        "are ended; no default",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="end every sandbox of this user")
     add_json(parser)

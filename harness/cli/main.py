@@ -1,8 +1,7 @@
 """The entry point of the command `cellwright`: runs one command and turns its end into an exit status.
 
-stdout carries the program's own output or JSON; everything else goes to stderr.  Exit status: 0 the
-program succeeded, 1 it failed, 2 wrong usage, 70 the sandbox failed, 130 interrupted by Ctrl-C, 141
-the reader of the output has closed it.
+stdout carries the program's own output or JSON; everything else goes to stderr.  EXIT_CODES of
+exit_status.py lists the exit statuses.
 """
 
 import atexit

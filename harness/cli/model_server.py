@@ -15,7 +15,9 @@ CONTEXT_TOKENS = 16_384
 
 def add_model_server(parser: argparse.ArgumentParser) -> None:
     """Add the options that `model_client` reads, except --model."""
-    parser.add_argument("--model-name", default="", metavar="NAME", help="the model's name there")
+    parser.add_argument(
+        "--model-name", default="", metavar="NAME", help="the model's name there; default none"
+    )
     parser.add_argument(
         "--key", metavar="SOURCE",
         help=f"where the API key is: {SOURCE_FORM}; default env:OPENAI_API_KEY, if it is set",

@@ -67,7 +67,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id", metavar="ID",
-        help="an ID of `cellwright ps`, or the pid of a process, for all of its sandboxes",
+        help="an ID of `cellwright ps`, or the pid of a process, for all of its sandboxes; "
+        "default all of this user",
     )  # fmt: skip
 
 

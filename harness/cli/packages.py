@@ -28,13 +28,17 @@ def add_packages(parser: argparse.ArgumentParser) -> None:
 
 def add_python(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument(
-        "--python", metavar="VERSION", help=f"{meaning}: a version such as 3.12, or a path"
+        "--python",
+        metavar="VERSION",
+        help=f"{meaning}: a version such as 3.12, or a path; default this one",
     )
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Add the options of the store of packages that say where wheels come from."""
-    parser.add_argument("--find-links", metavar="DIR", help="a folder of wheels")
+    parser.add_argument(
+        "--find-links", metavar="DIR", help="a folder of wheels; default that of pip's settings"
+    )
     parser.add_argument(
         "--no-index", action="store_true", help="use only the wheels of --find-links"
     )

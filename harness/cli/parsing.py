@@ -15,7 +15,8 @@ argparse._ = str  # type: ignore[attr-defined]
 _CHOICE = re.compile(r"invalid choice: '(.*?)'")
 _COLUMNS = 80  # of what is not a terminal
 _NUMBER = re.compile(r"invalid (?:float|int) value: ('.*')")
-_COMMANDS_LIKE, _OPTIONS_LIKE = 0.6, 0.75  # cutoffs of difflib: near enough for a typing error
+_CHOICES = re.compile(r"'?([^', ()]+)'?")
+_OPTIONS_NEAR = 0.75  # of difflib: options are long, and share their dashes
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -59,7 +60,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> "NoReturn":
         known = [name for name, _ in commands_of(self)]
         unknown = _CHOICE.search(message)
-        if unknown and known:
+        is_command = bool(known) and "argument COMMAND: " in message
+        if unknown and is_command:
             message = f"unknown command {unknown[1]!r}"
         if "not allowed with argument" in message and (options := self._unknown_options()):
             # the value of an unknown option was taken for FILE, which -c excludes
@@ -68,9 +70,13 @@ class Parser(argparse.ArgumentParser):
         if "required: COMMAND" in message:
             message = f"a command is missing: {', '.join(known)}"
         message = message.replace("one of the arguments FILE -c is", "FILE or -c CODE is")
-        meant = (
-            _like(unknown[1], known, _COMMANDS_LIKE) if unknown and known else self._meant_option()
-        )
+        if unknown:
+            from ...policies.similar import similar
+
+            choices = known if is_command else _CHOICES.findall(message.partition("choose from")[2])
+            meant = similar(unknown[1], choices)
+        else:
+            meant = self._meant_option()
         given = self._given_command()
         hint = f"did you mean {meant}? " if meant else ""
         if not hint and message.startswith("unrecognized") and given.takes_arguments:
@@ -91,8 +97,10 @@ class Parser(argparse.ArgumentParser):
 
     def _meant_option(self) -> str:
         """Return the known option that resembles an unknown one of the command line."""
+        from ...policies.similar import similar  # only for errors
+
         known = list(self._every_option())
-        likely = (_like(word, known, _OPTIONS_LIKE) for word in self._unknown_options())
+        likely = (similar(word, known, _OPTIONS_NEAR) for word in self._unknown_options())
         return next(filter(None, likely), "")
 
     def _unknown_options(self) -> list[str]:
@@ -105,12 +113,6 @@ class Parser(argparse.ArgumentParser):
         yield from (option for action in self._actions for option in action.option_strings)
         for _, below in commands_of(self):
             yield from below._every_option()
-
-
-def _like(word: str, known: list[str], cutoff: float) -> str:
-    import difflib  # only for errors
-
-    return next(iter(difflib.get_close_matches(word, known, 1, cutoff)), "")
 
 
 def commands_of(parser: argparse.ArgumentParser) -> list[tuple[str, Parser]]:

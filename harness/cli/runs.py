@@ -41,7 +41,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     for each in (approve, reject):
         each.add_argument("approval", metavar="APPROVAL", help="the id, as `pending` lists it")
     reject.add_argument(
-        "why", nargs="?", default="", metavar="WHY", help="the reason that the program gets"
+        "why",
+        nargs="?",
+        default="",
+        metavar="WHY",
+        help="the reason that the program gets; default none",
     )
     _add_resume(add_command("resume", "replay a run and continue it", _resume))
     mark = add_command("mark", "decide whether a call with unknown outcome was made", _mark)

@@ -79,8 +79,11 @@ def check_language(name: str) -> str:
     """Return the language that `name` means; raises PolicyError for an unknown one."""
     if found := language_called(name):
         return found
+    from ...policies.similar import did_you_mean  # only for errors
+
     names = ", ".join(language_names())
-    raise PolicyError(f"--language: unknown language {name!r}", f"use one of {names}")
+    hint = did_you_mean(name, language_names(), f"use one of {names}")
+    raise PolicyError(f"--language: unknown language {name!r}", hint)
 
 
 @contextlib.contextmanager

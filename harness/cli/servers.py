@@ -33,7 +33,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     call = add_command("call", "call a tool as a program would", _call)
     call.add_argument("name", metavar="NAME", help="the tool, as server.tool")
     call.add_argument(
-        "arguments", nargs="?", default="{}", metavar="JSON", help="its arguments, a JSON object"
+        "arguments",
+        nargs="?",
+        default="{}",
+        metavar="JSON",
+        help="its arguments, a JSON object; default {}",
     )
     call.add_argument("--yes", action="store_true", help="approve the call if it needs approval")
     diff = add_command("diff", "compare the tools with their pins", _diff)

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ...policies.errors import SkillError, SkillInvalid, SkillNotFound
+from ...policies.similar import did_you_mean
 from ..skills.manifest import FILE, SkillManifest, check_name, write_manifest
 from ..skills.skill import Skill, read_skill
 from ..skills.skills import PROJECT, FoundSkill, Skills, file_of
@@ -16,6 +17,7 @@ from ..skills.trust import named
 from ..text.terminal import harmless, print_header
 from .options import FAILED, SUCCEEDED, USAGE_ERROR, add_json, add_subcommands, print_json
 
+_LISTED = "see `cellwright skills list`"
 _SECONDS_A_DAY = 24 * 3600
 _GAP = re.compile(r"\n{4,}")
 _BODY = (
@@ -39,9 +41,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--in", dest="directory", metavar="DIR", default=PROJECT,
         help=f"the parent of the new folder; default {PROJECT}, where `list` looks",
     )  # fmt: skip
-    new.add_argument("--description", metavar="D", default="Say what it does, and when to use it.")
+    new.add_argument(
+        "--description", metavar="D", default="Say what it does, and when to use it.",
+        help="what it does, and when to use it; default a sentence to replace",
+    )  # fmt: skip
     check = add_command("check", "check folders against the specification and our limits", _check)
-    check.add_argument("folders", nargs="+", metavar="FOLDER")
+    check.add_argument("folders", nargs="+", metavar="FOLDER", help="a folder with a SKILL.md")
     trust = add_command("trust", "trust the files of a skill as they are now", _trust)
     trust.add_argument("reference", metavar="NAME@HASH", help="as `show` prints it")
     trust.add_argument("--revoke", action="store_true", help="end the trust instead")
@@ -50,18 +55,20 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     remove.add_argument("name", metavar="NAME", help="folders outside the store stay")
     remove.add_argument(
-        "--version", type=int, default=0, metavar="N", help="remove only that version"
+        "--version", type=int, default=0, metavar="N", help="remove only that version; default all"
     )
     export = add_command("export", "write a skill as a folder, to carry it elsewhere", _export)
     export.add_argument("name", metavar="NAME", help="the skill; NAME@HASH is one of several")
     export.add_argument("directory", metavar="DIR", help="the parent of the new folder")
     imports = add_command("import", "keep a copy of a folder; it is not trusted by that", _import)
-    imports.add_argument("folder", metavar="FOLDER")
+    imports.add_argument("folder", metavar="FOLDER", help="a folder with a SKILL.md")
     imports.add_argument(
         "--similar", action="store_true", help="keep it although another is like it"
     )
     prune = add_command("prune", "remove kept skills that were not used for some days", _prune)
-    prune.add_argument("--days", type=float, required=True, metavar="D")
+    prune.add_argument(
+        "--days", type=float, required=True, metavar="D", help="remove what was not used for D days"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -189,7 +196,9 @@ def _remove(skills: Skills, options: argparse.Namespace) -> None:
     name = check_name(options.name)
     was_trusted = name in skills.store.trust.all()
     if not skills.store.remove(name, options.version) and not was_trusted:
-        raise SkillNotFound(f"no skill {name!r} is kept or trusted")
+        names = (each.name for each in skills.found())
+        hint = did_you_mean(name, names, _LISTED)
+        raise SkillNotFound(f"no skill {name!r} is kept or trusted", hint)
 
 
 def _export(skills: Skills, options: argparse.Namespace) -> None:
@@ -216,5 +225,6 @@ def _one(skills: Skills, wanted: str) -> Skill:
         if wanted in (each.name, each.reference):
             return each
     known = ", ".join(each.reference for each in found)
-    hint = f"there is {known}" if known else "see `cellwright skills list`"
+    names = (each.name for each in skills.found())
+    hint = f"there is {known}" if known else did_you_mean(wanted, names, _LISTED)
     raise SkillNotFound(f"no skill {ascii(wanted)[:120]}", hint)

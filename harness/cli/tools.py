@@ -17,6 +17,7 @@ from ...policies.errors import (
     ToolResultInvalid,
 )
 from ...policies.permissions import FilePermission, PermissionLevel, PermissionSet
+from ...policies.similar import did_you_mean
 from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolSpec, ToolState
@@ -67,7 +68,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("explain", "show how the rules of the policy decide on a call, without calling", _explain),
     ):
         add_one(name, summary, action).add_argument(
-            "input", nargs="?", metavar="INPUT", help="a JSON object; - reads standard input"
+            "input",
+            nargs="?",
+            metavar="INPUT",
+            help="a JSON object; - reads standard input; default {}, for test the tool's own tests",
         )
     add_one("remove", "delete a tool and all its versions", _remove)
     add_one("trust", "set the state of a tool to trusted", _trust)
@@ -101,7 +105,11 @@ def _add_create(create: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--description", metavar="D", default="", help="the description; default its docstring"
     )
-    create.add_argument("--schema", metavar="FILE", help="the JSON Schema of its arguments")
+    create.add_argument(
+        "--schema",
+        metavar="FILE",
+        help="the JSON Schema of its arguments; default that of its signature",
+    )
     create.add_argument("--test", dest="tests", action="append", default=[], metavar="FILE",
                         help="a test, source with assertions; may be repeated")  # fmt: skip
     create.add_argument("--no-tests", action="store_true",
@@ -143,12 +151,12 @@ def run(options: argparse.Namespace) -> int:
                 package_store=store,
             ) as factory,
         ):
-            options.action(factory, options)
+            _act(factory, options)
             return SUCCEEDED
     except ToolError as error:
-        hint = "\nhint: `cellwright tools list` lists the tools"
-        hint = hint if isinstance(error, ToolNotFound) and not error.hint else ""
-        print(f"cellwright: {harmless(str(error))}{hint}", file=sys.stderr)
+        print(f"cellwright: {harmless(error.what)}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {harmless(error.hint)}", file=sys.stderr)
         is_tool_at_fault = isinstance(error, ToolFailed | ToolResultInvalid)
         return FAILED if is_tool_at_fault else USAGE_ERROR
     finally:
@@ -156,14 +164,24 @@ def run(options: argparse.Namespace) -> int:
             ceiling.close()
 
 
+def _act(factory: ToolFactory, options: argparse.Namespace) -> None:
+    """Do what the command says; the error about an unknown tool has a hint."""
+    try:
+        options.action(factory, options)
+    except ToolNotFound as error:
+        known = [each.name for each in factory.registry.list_tools()]
+        hint = did_you_mean(error.tool, known, "`cellwright tools list` lists the tools")
+        raise ToolNotFound(error.what, error.hint or hint, tool=error.tool) from None
+
+
 def _registry(options: argparse.Namespace) -> ToolRegistry:
     """Open the registry; only a command that adds a tool makes a file that `--registry` names."""
     if options.registry is None:
-        return ToolRegistry(_default_registry())
+        return ToolRegistry(default_registry())
     return ToolRegistry(options.registry, must_exist=options.action not in (_create, _import))
 
 
-def _default_registry() -> str:
+def default_registry() -> str:
     """Return the file of this user's tools (XDG Base Directory Specification)."""
     base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
     try:

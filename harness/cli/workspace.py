@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...policies.errors import PolicyError
+from ...policies.similar import did_you_mean
 from ..sandbox.workspaces.changes import FileChange, FileVersion, WorkspaceDiff
 from ..sandbox.workspaces.store import Workspaces
 from ..text.terminal import StreamPrinter, harmless, print_header
@@ -69,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
         and options.action is not _put
         and options.name not in store.list()
     ):
-        hint = "`cellwright workspace list` lists the workspaces"
+        listed = "`cellwright workspace list` lists the workspaces"
+        hint = did_you_mean(options.name, store.list(), listed)
         raise PolicyError(f"workspace {options.name!r} not found", hint)
     return int(options.action(options, store))
 

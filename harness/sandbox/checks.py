@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ...policies.errors import PolicyError
-from ...policies.languages import interpreted_languages, language_called
+from ...policies.languages import interpreted_languages, language_called, language_names
 from ...policies.policy import MIB, Limits, check_limit
 from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
 
@@ -106,7 +106,11 @@ def check_language(name: str) -> str:
     """Return the language that is called `name`; raises PolicyError if there is none."""
     if found := language_called(name):
         return found
-    raise PolicyError(f"language: unknown language {name!r}")
+    from ...policies.similar import did_you_mean  # only for errors
+
+    names = ", ".join(language_names())
+    hint = did_you_mean(name, language_names(), f"use one of {names}")
+    raise PolicyError(f"language: unknown language {name!r}", hint)
 
 
 def check_user(user: int | str | None) -> int | str | None:

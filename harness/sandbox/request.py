@@ -107,8 +107,14 @@ def check_language(language: str) -> str:
     """
     found = language_called(language) if isinstance(language, str) else None
     if found is None:
+        from ...policies.similar import did_you_mean  # only for errors
+
         known = ", ".join(language_names())
-        raise Rejected(f"unknown language {language!r}: this version runs {known}")
+        meant = did_you_mean(language, language_names())
+        raise Rejected(
+            f"unknown language {language!r}: this version runs {known}"
+            + (f"; {meant}" if meant else "")
+        )
     return found
 
 

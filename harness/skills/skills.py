@@ -14,6 +14,7 @@ import msgspec
 
 from ...policies.errors import PolicyError, SkillError, SkillInvalid, SkillNotFound, SkillUntrusted
 from ...policies.policy import MIB
+from ...policies.similar import did_you_mean
 from .manifest import FILE, check_name
 from .prompt import NOTE_ON_DESCRIPTIONS, SkillText, body_text, file_text, prompt_list
 from .skill import Skill, read_skill, skeleton
@@ -68,7 +69,8 @@ class SkillSet(ABC):
         for skill in self.usable():
             if skill.name == name:
                 return skill
-        raise SkillNotFound(f"no skill {ascii(name)[:80]}", "search for it")
+        hint = did_you_mean(name, (each.name for each in self.usable()), "search for it")
+        raise SkillNotFound(f"no skill {ascii(name)[:80]}", hint)
 
     def prompt(self) -> str:
         """Return the names and descriptions of the usable skills as a block for a prompt."""

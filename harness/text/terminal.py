@@ -152,7 +152,18 @@ _COLOURS = {"green": "32", "yellow": "33", "red": "31", "bold": "1"}  # ECMA-48,
 
 
 def coloured(text: str, colour: str, stream: TextIO) -> str:
-    """Return `text` in a colour if `stream` is a terminal with colours and NO_COLOR is not set
-    (no-color.org); no meaning depends on colour alone."""
-    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not stream.isatty()
-    return text if plain else f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
+    """Return `text` in a colour if `stream` takes colours; no meaning depends on colour alone."""
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if has_colours(stream) else text
+
+
+def has_colours(stream: TextIO) -> bool:
+    """Tell whether output to `stream` is coloured: by default on a terminal.
+
+    NO_COLOR (no-color.org) declines colours, and wins; FORCE_COLOR (force-color.org) asks for them
+    also in a pipe or file, such as the log of a build.  An empty variable counts as none.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -16,8 +16,10 @@ from ...policies.errors import (
     ToolBudgetExceeded,
     ToolDenied,
     ToolError,
+    ToolNotFound,
     ToolResultTooLarge,
 )
+from ...policies.similar import did_you_mean
 from ...policies.tools import (
     ALLOWED,
     ToolDecision,
@@ -232,10 +234,19 @@ class Broker:
     def _tool(self, name: str) -> Tool:
         return self._own[name] if name in self._own else self._tools.get(name)
 
+    def _wanted(self, name: str, caller: Caller) -> Tool:
+        """Return a tool of the catalogue; the error suggests a tool that `caller` may call."""
+        try:
+            return self._tools.get(name)
+        except ToolNotFound as error:
+            known = (spec.name for spec in self.specs(caller) if self.may_call(spec.name, caller))
+            hint = did_you_mean(name, known, error.hint)
+            raise ToolNotFound(error.what, hint, tool=error.tool) from None
+
     def _find(self, name: str, caller: Caller) -> Tool:
         if name in self._own:
             return self._own[name]
-        tool = self._tools.get(name)
+        tool = self._wanted(name, caller)
         if caller.tools is not None and tool.spec.name not in caller.tools:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
         if caller.depth >= self._rules_with(caller.rules).depth:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import ToolNotFound
+from ...policies.similar import did_you_mean
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from .caller import Caller, Tool
 
@@ -92,7 +93,8 @@ class Discovery:
         for spec in self._follow(caller):
             if name in (spec.name, self._paths[language][spec.name]):
                 return self._said(spec, arguments.get("detail", "full"), language)
-        raise ToolNotFound(f"there is no tool {name!r}", tool=name)
+        known = (spec.name for spec in self._follow(caller))
+        raise ToolNotFound(f"there is no tool {name!r}", did_you_mean(name, known), tool=name)
 
     def _said(self, spec: ToolSpec, detail: str, language: str) -> str:
         from ..stubs.summaries import say

@@ -10,6 +10,12 @@
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#if PY_VERSION_HEX >= 0x030D0000
+/* From 3.13 on the headers name the plain function, whose `#` needs PY_SSIZE_T_CLEAN in 3.12 and older, where the
+ * macro named this one instead.  The stable ABI keeps it, so what 3.13 builds works with all of them. */
+PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
+#define PyArg_ParseTuple _PyArg_ParseTuple_SizeT
+#endif
 
 #include <errno.h>
 #include <fcntl.h>

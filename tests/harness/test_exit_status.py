@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cellwright.harness.cli import main as entry
+from cellwright.harness.cli.exit_status import EXIT_CODES
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -95,3 +96,49 @@ def test_a_bug_of_ours_is_never_taken_for_the_programs_failure(
     said = capsys.readouterr().err
     assert "ZeroDivisionError" in said
     assert said.endswith("cellwright: this is a bug in cellwright, please report it\n")
+
+
+# How each exit status of the table comes about.
+PROVOKED = {
+    "0": ["run", *OPTIONS, "-c", "print(1)"],
+    "1": ["run", *OPTIONS, "-c", "1 / 0"],
+    "2": ["run", "--policy", "nowhere", "-c", "1"],
+    "70": ["run", "--connect", "/nowhere/socket", "-c", "1"],
+    "130": [*ENDLESS],
+    "141": [*ENDLESS],
+    "128+N": [*ENDLESS],
+}
+
+
+def test_every_exit_status_of_the_table_is_provoked() -> None:
+    assert PROVOKED.keys() == EXIT_CODES.keys()
+
+
+@pytest.mark.parametrize("code", PROVOKED)
+def test_the_table_of_exit_statuses_is_right(code: str) -> None:
+    """As a shell sees them: it reports the end by signal N as 128 + N."""
+    with start(*PROVOKED[code], stdout=subprocess.PIPE) as done:
+        assert done.stdout is not None
+        if PROVOKED[code] == ENDLESS:
+            done.stdout.read(100)  # the program runs
+        if code == "141":
+            done.stdout.close()
+        elif code in ("130", "128+N"):
+            done.send_signal(signal.SIGINT if code == "130" else signal.SIGTERM)
+        ended = done.wait(60)
+    ended = 128 - ended if ended < 0 else ended
+    assert ended == (128 + signal.SIGTERM if code == "128+N" else int(code))
+
+
+def test_help_lists_the_exit_statuses() -> None:
+    done = start("help", "exit-codes", stdout=subprocess.PIPE)
+    told, _ = done.communicate(timeout=60)
+    words = " ".join(told.decode().split())
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code} {meaning}" in words
+
+
+def test_the_table_of_the_document_is_that_of_the_command() -> None:
+    document = (ROOT / "harness" / "README.md").read_text()
+    for code, meaning in EXIT_CODES.items():
+        assert f"| {code} | {meaning} |" in document

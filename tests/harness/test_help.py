@@ -4,7 +4,7 @@ import importlib
 import inspect
 import os
 import pty
-import shutil
+import re
 import subprocess
 import sys
 
@@ -12,6 +12,7 @@ import pytest
 
 from cellwright.harness.cli import commands
 from cellwright.harness.cli.completion import SHELLS
+from cellwright.harness.cli.exit_status import EXIT_CODES
 from cellwright.harness.cli.options import PROFILES
 from cellwright.harness.cli.parsing import commands_of
 from cellwright.policies.loading import profile_names
@@ -80,6 +81,11 @@ def test_the_profiles_in_help_are_those_that_are_shipped() -> None:
         (["run", "--timout", "5", "-c", "1"], "unrecognized arguments: --timout\nhint: did you mean --timeout?"),
         (["run", "report.py", "--year", "5"], "unrecognized arguments: --year 5\nhint: arguments of the program go behind --. "),
         (["workspace", "list", "--zzz"], 'workspace list: unrecognized arguments: --zzz\nhint: "cellwright workspace list --help"'),
+        (["completion", "bahs"], "(choose from 'bash', 'zsh', 'fish')\nhint: did you mean bash?"),
+        (["help", "rnu"], "unknown command 'rnu'\nhint: did you mean run?"),
+        (["run", "--policy", "stirct", "-c", "1"], "workshop\nhint: did you mean strict?"),
+        (["run", "--language", "pyhton", "-c", "1"], "unknown language 'pyhton'\nhint: did you mean python?"),
+        (["explain", "--optional", "landlok"], "got 'landlok'\nhint: did you mean landlock?"),
         (["run", "--zzz", "-c", "1"], '--zzz\nhint: arguments of the program go behind --. "cellwright run --help"'),
     ],
 )  # fmt: skip
@@ -118,15 +124,13 @@ def test_bash_completes_commands_options_and_their_words(words: list[str], found
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_completion_script_names_every_option_and_parses(shell: str) -> None:
+def test_a_completion_script_names_every_option(shell: str) -> None:
     script = cellwright("completion", shell).stdout
     for name, parser in commands_of(commands.complete_parser()):
         assert name in script
         for action in parser._actions:
             for option in action.option_strings:
                 assert option.lstrip("-") in script, (name, option)
-    if program := shutil.which(shell):
-        subprocess.run([program, "-n"], input=script, text=True, timeout=60, check=True)
 
 
 def test_the_manual_page_has_every_command_and_option() -> None:
@@ -136,11 +140,37 @@ def test_the_manual_page_has_every_command_and_option() -> None:
         for action in parser._actions:
             for option in action.option_strings:
                 assert option.replace("-", r"\-") in page, option
-    if groff := shutil.which("groff"):
-        done = subprocess.run(
-            [groff, "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stderr == ""
+    for code in EXIT_CODES:
+        assert rf"\fB{code}\fR" in page
+
+
+@pytest.mark.parametrize(
+    "lint",
+    [
+        pytest.param(["groff", "-man", "-Tutf8", "-ww", "-z"], marks=pytest.mark.needs("groff")),
+        pytest.param(["mandoc", "-T", "lint", "-W", "style"], marks=pytest.mark.needs("mandoc")),
+        pytest.param(["man", "--warnings", "-l", "-"], marks=pytest.mark.needs("groff")),
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_manual_page_has_no_mistakes(lint: list[str]) -> None:
+    done = subprocess.run(
+        lint, input=cellwright("man").stdout, env=os.environ | {"MANPAGER": "cat", "LC_ALL": "C.UTF-8"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    shown = done.stdout if lint[0] == "mandoc" else ""
+    assert (done.returncode, shown, done.stderr) == (0, "", "")
+
+
+@pytest.mark.needs("mandoc")
+def test_the_manual_page_shows_commands_as_they_are_typed() -> None:
+    shown = subprocess.run(
+        ["mandoc", "-T", "utf8", "-O", "width=200"], input=cellwright("man").stdout, capture_output=True, text=True,
+        check=True,
+    ).stdout.replace("_\b", "")  # fmt: skip
+    plain = re.sub(".\b", "", shown)
+    assert "cellwright run -c 'print(sum(range(10)))'" in plain
+    assert "a check of `cellwright doctor` failed" in plain
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> bytes:
@@ -166,6 +196,20 @@ def test_a_terminal_gets_colours_unless_they_are_declined() -> None:
     told = on_a_terminal(*arguments)
     assert b"\x1b[33mrefused\x1b[0m" in told
     assert b"\x1b[31mfailed (exception)\x1b[0m" in told
-    for declined in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+    for declined in ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}):
         assert b"\x1b" not in on_a_terminal(*arguments, **declined)
-    assert "\x1b" not in cellwright(*arguments).stderr
+    assert "\x1b" not in cellwright(*arguments, FORCE_COLOR="").stderr
+
+
+def test_a_pipe_gets_colours_only_on_request_and_json_never() -> None:
+    arguments = ["run", *OPTIONS, "-c", "open('/etc/shadow')"]
+    assert "\x1b[31mfailed" in cellwright(*arguments, FORCE_COLOR="1", NO_COLOR="").stderr
+    done = cellwright("run", "--json", *arguments[1:], FORCE_COLOR="1", NO_COLOR="")
+    assert "\x1b" not in done.stdout
+    for command in (
+        ["explain", *OPTIONS, "--json"],
+        ["status", "--help"],
+        ["ps", "--json"],
+        ["man"],
+    ):
+        assert "\x1b" not in cellwright(*command, FORCE_COLOR="1", NO_COLOR="").stdout

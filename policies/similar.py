@@ -1,0 +1,37 @@
+"""The known name most similar to an unknown one: every "did you mean" of cellwright."""
+
+from collections.abc import Iterable
+
+_NEAR = 0.6  # of difflib's ratio: near enough for a typing error in a short name
+_LONGEST = 100  # characters: difflib takes quadratic time
+_MOST = 1000  # known names
+_PREFIX = 3  # characters that suffice as the beginning of a name
+
+
+def similar(word: str, known: Iterable[str], near: float = _NEAR) -> str:
+    """Return the name of `known` that `word` was probably meant to be, else "".
+
+    Case, and `_` or `-`, make no difference.  `near` is the least ratio of difflib.
+    """
+    if not 0 < len(word) <= _LONGEST:
+        return ""
+    import difflib  # only for errors
+    import itertools
+
+    folded: dict[str, str] = {}
+    for name in itertools.islice(known, _MOST):
+        folded.setdefault(_folded(name), name)
+    wanted = _folded(word)
+    begun = [name for name in folded if len(wanted) >= _PREFIX and name.startswith(wanted)]
+    found = sorted(begun, key=len) or difflib.get_close_matches(wanted, folded, 1, near)
+    return folded[found[0]] if found else ""
+
+
+def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint with the known name most similar to `word`; `otherwise` if none is similar."""
+    found = similar(word, known) if isinstance(word, str) else ""
+    return f"did you mean {found}?" if found else otherwise
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("_", "-")
