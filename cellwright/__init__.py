@@ -5,6 +5,7 @@ import importlib
 TYPE_CHECKING = False  # importing `typing` for it would slow down the start of every launcher
 if TYPE_CHECKING:
     # The one list of public names.  Type checkers and editors execute it; `_homes` reads it.
+    from .harness.fleet.fleet import Fleet as Fleet
     from .harness.making.factory import ToolFactory as ToolFactory
     from .harness.mcp.config import ServerConfig as ServerConfig
     from .harness.mcp.config import read_servers as read_servers
@@ -90,6 +91,8 @@ if TYPE_CHECKING:
     from .policies.errors import ClosedError as ClosedError
     from .policies.errors import InternalError as InternalError
     from .policies.errors import LaunchError as LaunchError
+    from .policies.errors import NodeLost as NodeLost
+    from .policies.errors import OutcomeUnknown as OutcomeUnknown
     from .policies.errors import PackageError as PackageError
     from .policies.errors import PauseDiffers as PauseDiffers
     from .policies.errors import PauseError as PauseError
@@ -98,6 +101,7 @@ if TYPE_CHECKING:
     from .policies.errors import RegistryError as RegistryError
     from .policies.errors import SessionExpired as SessionExpired
     from .policies.errors import SessionLost as SessionLost
+    from .policies.errors import SessionNodeLost as SessionNodeLost
     from .policies.errors import SkillError as SkillError
     from .policies.errors import SkillInvalid as SkillInvalid
     from .policies.errors import SkillNotFound as SkillNotFound

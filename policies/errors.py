@@ -12,6 +12,9 @@
     ├── ClosedError          the sandbox was closed
     ├── SessionLost          the cell of a session ended, and its state is lost
     │   └── SessionExpired       it was idle, or lived, for as long as it may
+    ├── NodeLost             a node of a fleet was lost: `node` names it
+    │   ├── OutcomeUnknown       and a call that it may have begun is not repeated
+    │   └── SessionNodeLost      and a session with it; also a SessionLost
     ├── PauseError           a session cannot be paused, or a paused one cannot be resumed
     │   └── PauseDiffers         what it needs is different by now: `differs` names it
     ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
@@ -134,6 +137,22 @@ class SessionExpired(SessionLost):
     def __init__(self, message: str, hint: str = "", *, limit: str = "") -> None:
         super().__init__(message, hint)
         self.limit = limit
+
+
+class NodeLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
+    """A node of a fleet was lost; `node` is its name, empty if it was every node."""
+
+    def __init__(self, message: str, hint: str = "", *, node: str = "") -> None:
+        super().__init__(message, hint)
+        self.node = node
+
+
+class OutcomeUnknown(NodeLost):
+    """A call may have begun on a node that was lost: it is not repeated, and its outcome is unknown."""
+
+
+class SessionNodeLost(NodeLost, SessionLost):
+    """The node of a session was lost, and the session with it."""
 
 
 class PauseError(CellwrightError):

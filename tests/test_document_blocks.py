@@ -95,6 +95,7 @@ REPLIES: dict[str, list[Reply]] = {
     "harness/adapters/migration.md: # after, in a cell\nimport os": [
         "<code>\nfinal_answer(6 * 7)\n</code>"
     ],
+    "harness/fleet/README.md": [],
 }
 # All of this is typed in one directory, in its order.
 TUTORIAL = "harness/examples/README.md"

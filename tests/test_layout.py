@@ -118,7 +118,7 @@ def test_imports_follow_the_arrows(folder: str, allowed: tuple[str, ...]) -> Non
 
 # The rooms of harness/, from the top: a room imports from itself and from those below it.
 STACK = (
-    "examples", "cli", "servers", "dashboard", "adapters", "agent", "making", "runs", "mcp", "sandbox", "skills", "tools", "privacy", "stubs",
+    "examples", "cli", "fleet", "servers", "dashboard", "adapters", "agent", "making", "runs", "mcp", "sandbox", "skills", "tools", "privacy", "stubs",
     "search", "schemas", "text",
 )  # fmt: skip
 LEAVES = (
@@ -195,6 +195,9 @@ _ASGI = {"anyio", "starlette", "uvicorn"}  # another one; the SDK's client needs
 def _user(package: str, path: Path) -> str:
     sdk = package in _SDK and name_of(path).startswith(("harness/mcp", "harness/servers/mcp"))
     asgi = package in _ASGI and name_of(path).startswith(("harness/mcp", "harness/servers"))
+    ray = package == "ray" and name_of(path).startswith("harness/fleet/")
+    if ray:
+        return "the fleet's room"
     return "the SDK's rooms" if sdk else "the servers' rooms" if asgi else name_of(path)
 
 

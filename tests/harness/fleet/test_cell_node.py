@@ -1,0 +1,214 @@
+"""A fleet over nodes with cells in this process: bytes in, bytes out, and what they refuse."""
+
+import pickle
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from cellwright import Fleet, InternalError, OutcomeUnknown, PolicyError, SandboxResult
+from cellwright.harness.fleet.cell_node import CellNode
+from cellwright.harness.fleet.messages import (
+    Answered,
+    Forgotten,
+    NodeAnswer,
+    NodeCall,
+    NodeSettings,
+    NotBegun,
+    message_of,
+)
+from cellwright.harness.fleet.nodes import NodeGone
+from cellwright.harness.fleet.router import RouterLimits
+from cellwright.harness.sandbox.remote.frames import (
+    Describe,
+    Execute,
+    ExecuteArguments,
+    Executed,
+    Failure,
+)
+from cellwright.policies.policy import Policy
+from cellwright.runner.messages import encode
+
+pytestmark = pytest.mark.needs("cgroup")
+
+
+class NodeHere:
+    """A `FleetNode` whose cells are those of this process."""
+
+    def __init__(self, name: str, node: CellNode) -> None:
+        self.name = name
+        self.node = node
+        self.is_lost = False
+
+    def ask(self, data: bytes, timeout: float) -> bytes:
+        if self.is_lost:
+            raise NodeGone("killed")
+        return self.node.answer(data)
+
+    def close(self) -> None:
+        self.node.close()
+
+
+def node_here(name: str, *, slots: int = 2, keys: int = 100) -> NodeHere:
+    settings = NodeSettings(
+        name=name, policy=Policy(name="strict"), slots=slots, pool=1, sessions=4, keys=keys
+    )
+    return NodeHere(name, CellNode(settings))
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[CellNode]:
+    with node_here("a", slots=1, keys=2).node as made:
+        yield made
+
+
+def call(code: bytes, key: str, version: int = 1) -> bytes:
+    return encode(NodeCall(version, key, Execute(code, True, "python", ExecuteArguments())))
+
+
+def told(node: CellNode, data: bytes) -> NodeAnswer:
+    answer: NodeAnswer = message_of(node.answer(data), NodeAnswer)
+    return answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x90" * 100_000,
+        pickle.dumps({"a": 1}),
+        encode(Describe()),
+        encode(Answered(Failure("PolicyError", "x"))),
+        msgspec.msgpack.encode(["NodeCall", 1, "k", ["ExposePort", "s", 80]]),
+        msgspec.msgpack.encode(["NodeCall", 1, "k", ["Describe"], "more"]),
+        msgspec.msgpack.encode(["NodeCall", 1, "k" * 257, ["Describe"]]),
+        msgspec.msgpack.encode(["NodeCall", 1, "", ["Describe"]]),
+        call(b"1", "v", version=2),
+        "text",
+        None,
+    ],
+)
+def test_a_node_refuses_any_other_message_and_never_raises(node: CellNode, data: bytes) -> None:
+    answer = told(node, data)
+    assert isinstance(answer, NotBegun)
+    assert answer.failure.kind in ("InternalError", "PolicyError")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", pickle.dumps(1), None, 5, encode(Describe()), bytearray(b"x")]
+)
+def test_a_fleet_refuses_any_other_answer(data: object) -> None:
+    with pytest.raises(InternalError, match="message"):
+        message_of(data, NodeAnswer)
+
+
+def test_a_key_runs_once_and_is_remembered_without_its_outcome_later(node: CellNode) -> None:
+    code = b"import random; random.random()"
+    first, again = told(node, call(code, "k")), told(node, call(code, "k"))
+    assert isinstance(first, Answered)
+    assert isinstance(again, Answered)
+    assert isinstance(first.reply, Executed)
+    assert (first.reply, first.is_repeated, again.is_repeated) == (again.reply, False, True)
+    other = told(node, call(b"1", "k"))
+    assert isinstance(other, NotBegun)
+    assert "other arguments" in other.failure.message
+    for key in ("l", "m"):
+        told(node, call(b"1", key))
+    assert told(node, call(code, "k")) == Forgotten()
+
+
+def test_a_full_node_begins_nothing(node: CellNode) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        long = threads.submit(told, node, call(b"while True: pass", "long"))
+        full: NodeAnswer = Answered(Failure("", ""))
+        for number in range(100_000):
+            full = told(node, call(b"1", f"n{number}"))
+            if isinstance(full, NotBegun) or long.done():
+                break
+        assert isinstance(full, NotBegun)
+        assert full.failure.kind == "BusyError"
+        node.close()
+        ended = long.result()  # it had begun, and nothing else may run it again
+        assert isinstance(ended, Answered)
+        assert isinstance(ended.reply, Failure)
+        assert ended.reply.kind == "ClosedError"
+
+
+def test_a_call_with_one_key_at_once_runs_once_and_others_wait() -> None:
+    with Fleet([node_here("a"), node_here("b")], 2) as fleet:
+        ready = threading.Barrier(4)
+
+        def run() -> SandboxResult:
+            ready.wait(5)
+            return fleet.execute("import os; os.getpid()", key="k")
+
+        with ThreadPoolExecutor(4) as threads:
+            results = [each.result() for each in [threads.submit(run) for _ in range(4)]]
+        assert len({each.execution_id for each in results}) == 1
+
+
+def test_a_fleet_maps_programs_in_order_over_what_is_left_of_it() -> None:
+    nodes = [node_here("a"), node_here("b")]
+    limits = RouterLimits(queue_seconds=20)
+    with Fleet(nodes, 2, limits=limits) as fleet:
+        results = []
+        for outcome in fleet.map((f"{n} + 1" for n in range(40)), return_errors=True):
+            results.append(outcome)
+            nodes[1].is_lost = len(results) > 10
+        unknown = [each for each in results if isinstance(each, OutcomeUnknown)]
+        values = [each.value for each in results if isinstance(each, SandboxResult)]
+        assert 1 <= len(unknown) <= 2
+        assert len(values) + len(unknown) == 40
+        assert values == sorted(values)
+        nodes[0].is_lost = True
+        with pytest.raises(OutcomeUnknown, match="killed"):
+            list(fleet.map(["1", "2"], at_once=1))
+    with pytest.raises(PolicyError, match="at_once"):
+        fleet.map([], at_once=0)
+
+
+def test_sessions_beyond_those_of_a_node_go_to_another_one_or_are_refused() -> None:
+    with Fleet([node_here("a"), node_here("b")], 2) as fleet:
+        sessions = [fleet.session() for _ in range(4)]
+        for number, each in enumerate(sessions):
+            each.execute(f"x = {number}")
+        assert [each.execute("x").value for each in sessions] == [0, 1, 2, 3]
+        assert "cellwright_fleet_sessions 4.0" in fleet.metrics_text()
+        for each in sessions:
+            each.close()
+        assert fleet._count_sessions() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"workspace": "w"}, "workspace: not available in a fleet"),
+        ({"cancel": 3}, "cancel: not available"),
+        ({"tiemout": 1}, "tiemout: unknown argument"),
+        ({"key": ""}, "key: must be a text that is not empty"),
+        ({"key": "k" * 300}, "key: must have at most"),
+        ({"packages": ["pandas"]}, "packages"),
+        ({"tenant": "x"}, "tenant: unknown: 'x'"),
+    ],
+)
+def test_invalid_arguments_are_refused_with_their_name(given: dict[str, object], why: str) -> None:
+    with Fleet([node_here("a")], 2) as fleet, pytest.raises(PolicyError, match=why):
+        fleet.execute("1", **given)  # type: ignore[arg-type]
+
+
+def test_a_fleet_needs_nodes_with_names_of_their_own() -> None:
+    with pytest.raises(PolicyError, match="nodes: must be at least one"):
+        Fleet([], 2)
+    nodes = [node_here("a"), node_here("a")]
+    with pytest.raises(PolicyError, match="a name of its own"):
+        Fleet(nodes, 2)
+    for each in nodes:
+        each.close()
+
+
+def test_without_ray_the_error_says_what_to_install() -> None:
+    with pytest.raises(PolicyError, match=r"pip install 'cellwright\[fleet\]'"):
+        Fleet.on_ray()
