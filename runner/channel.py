@@ -13,7 +13,7 @@ from typing import Protocol
 PACKET_BYTES = 64 * 1024  # below the kernel's default send buffer (net.core.wmem_default, 208 KiB)
 _MAX_DESCRIPTORS = 32
 _MORE = b"\x01"
-_LAST = b"\x00"
+LAST = b"\x00"
 _CUT = int(_socket.MSG_TRUNC | _socket.MSG_CTRUNC)
 _FAMILY, _TYPE = int(_socket.AF_UNIX), int(_socket.SOCK_SEQPACKET)
 
@@ -48,9 +48,9 @@ def packets(frame: bytes) -> list[bytes]:
     """Cut a frame into packets."""
     size = PACKET_BYTES - 1
     if len(frame) <= size:
-        return [_LAST + frame]
+        return [LAST + frame]
     pieces = [frame[start : start + size] for start in range(0, len(frame), size)]
-    return [_MORE + piece for piece in pieces[:-1]] + [_LAST + pieces[-1]]
+    return [_MORE + piece for piece in pieces[:-1]] + [LAST + pieces[-1]]
 
 
 def has_more(packet: bytes) -> bool:
@@ -95,17 +95,13 @@ class Receiver:
         packet = self._sock.recv(PACKET_BYTES + 1)
         if not packet:
             return b""
-        if packet[:1] == _LAST and not self._frame and 1 < len(packet) <= self._most_alone:
+        if packet[:1] == LAST and not self._frame and 1 < len(packet) <= self._most_alone:
             return packet[1:]
         return self._join(packet)
 
     def _join(self, packet: bytes) -> bytes | None:
         more, piece = packet[:1], packet[1:]
-        if (
-            len(packet) > PACKET_BYTES
-            or more not in (_MORE, _LAST)
-            or (more == _MORE and not piece)
-        ):
+        if len(packet) > PACKET_BYTES or more not in (_MORE, LAST) or (more == _MORE and not piece):
             raise ProtocolError("a packet that is too long, or empty, or has no mark")
         if len(self._frame) + len(piece) > self._limit:
             raise ProtocolError(f"a frame of more than {self._limit} bytes")
@@ -130,7 +126,7 @@ def receive_with_descriptors(sock: _socket.SocketType) -> tuple[bytes, list[int]
     packet, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES + 1, space, _socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors(ancillary)
     cut = flags & _CUT
-    if (packet or descriptors) and (packet[:1] != _LAST or len(packet) < 2 or cut):
+    if (packet or descriptors) and (packet[:1] != LAST or len(packet) < 2 or cut):
         for descriptor in descriptors:
             os.close(descriptor)
         raise ProtocolError("a status frame must be one packet, and not empty")

@@ -109,7 +109,8 @@ class Broker:
         span = span_of(caller.traceparent)
         hits: Hits = {}
         try:
-            return self._made(tool, arguments, caller, span, hits).value
+            rules = self._rules_with(caller.rules)
+            return self._made(tool, arguments, caller, span, hits, rules).value
         except ToolError as error:
             private_error(caller.privacy, error)
             self._trail.record_failure(tool.spec.name, caller, span, error, hits)
@@ -139,16 +140,17 @@ class Broker:
         try:
             if caller.meter:  # first, so that refused calls count too: they must not fill the trail
                 caller.meter.count()
-            return self._made(self._find(name, caller), arguments, caller, span, hits)
+            rules = self._rules_with(caller.rules)
+            return self._made(self._find(name, caller, rules), arguments, caller, span, hits, rules)
         except ToolError as error:
             private_error(caller.privacy, error)  # before it is recorded
             self._trail.record_failure(name, caller, span, error, hits)
             raise
 
     def _made(
-        self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
-    ) -> SanitizedResult:
-        rules = self._rules_with(caller.rules)
+        self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits,
+        rules: Tools,
+    ) -> SanitizedResult:  # fmt: skip
         restored = restored_of(caller.privacy, tool.spec, arguments) if caller.privacy else None
         given = restored.arguments if restored else arguments
         call = BrokerCall(tool, given, caller, span, self._trail.of(caller), rules, restored)
@@ -243,13 +245,13 @@ class Broker:
             hint = did_you_mean(name, known, error.hint)
             raise ToolNotFound(error.what, hint, tool=error.tool) from None
 
-    def _find(self, name: str, caller: Caller) -> Tool:
+    def _find(self, name: str, caller: Caller, rules: Tools) -> Tool:
         if name in self._own:
             return self._own[name]
         tool = self._wanted(name, caller)
         if caller.tools is not None and tool.spec.name not in caller.tools:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
-        if caller.depth >= self._rules_with(caller.rules).depth:
+        if caller.depth >= rules.depth:
             raise ToolDenied(
                 f"{name}: {caller.depth} tools have called each other already; tools.depth of the "
                 "policy allows no more",
@@ -311,7 +313,10 @@ class Broker:
         for the whole result, so it gets ToolResultTooLarge.
         """
         caller, spec = call.caller, call.tool.spec
-        limit, size = _limit(call.rules, caller), len(returned.data)
+        size = len(returned.data)
+        if size <= call.rules.result_bytes and not caller.is_model:
+            return returned
+        limit = _limit(call.rules, caller)
         if size <= limit or spec is READ_ALL:
             return returned
         text = returned.data.decode()

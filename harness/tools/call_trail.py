@@ -92,14 +92,16 @@ class CallTrail:
         Of the arguments it records hash and length, never the text, which may hold secrets.
         """
         if call.trails:
-            text = msgspec.json.encode(call.written, order="deterministic")
+            written = call.written if call.restored else call.arguments
+            text = msgspec.json.encode(written, order="deterministic")
             digest = hashlib.sha256(text).hexdigest()
             more = _restored(call.restored) if call.restored else {}
             self._record("call", call, arguments_sha256=digest, arguments_bytes=len(text), **more)
 
     def record_result(self, call: BrokerCall, size: int, hits: Hits) -> None:
         """Record the length of the result, and how often each kind of content was filtered out."""
-        self._record("returned", call, result_bytes=size, **_counted("filtered", hits))
+        more = _counted("filtered", hits) if hits else {}
+        self._record("returned", call, result_bytes=size, **more)
 
     def _record(self, action: str, call: BrokerCall, **details: Any) -> None:
         for trail in call.trails:

@@ -70,6 +70,7 @@ class AuditLog(Closing):
         self._closed = False
         self._seq = 0
         self._trail: Trail | None = None
+        self._is_in_memory = path is None and on_entry is None
         if path is not None:
             self._trail = Trail(Path(path), key, durability, rotate_bytes, self._remember)
 
@@ -109,11 +110,23 @@ class AuditLog(Closing):
                 plain(name, _NAME_LIMIT) for name in names
             )
             target = plain(target)
+        now, monotonic = time.time(), time.monotonic()
+        details = plain_details(details) if details else details
+        if self._is_in_memory:  # half of the time of the way below, on that of each call of a tool
+            with self._lock:
+                self._seq += 1
+                entry = AuditEntry(
+                    seq=self._seq, time=now, monotonic=monotonic, level=level, category=category,
+                    action=action, target=target, allowed=allowed, sandbox_id=sandbox_id,
+                    trace_id=trace_id, span_id=span_id, parent_id=parent_id, details=details,
+                )  # fmt: skip
+                self._entries.append(entry)
+            return True
         fields: dict[str, Any] = {
-            "time": time.time(), "monotonic": time.monotonic(), "level": level,
+            "time": now, "monotonic": monotonic, "level": level,
             "category": category, "action": action, "target": target, "allowed": allowed,
             "sandbox_id": sandbox_id, "trace_id": trace_id, "span_id": span_id,
-            "parent_id": parent_id, "details": plain_details(details) if details else details,
+            "parent_id": parent_id, "details": details,
         }  # fmt: skip
         with self._lock:
             kept = self._put(fields, owed)

@@ -92,8 +92,19 @@ class GuestChannel:
     def answer(self, answer: Answer) -> bool:
         """Send `answer`, behind what is still to be sent; tell whether there is more to send, as the
         guest takes it."""
-        packets = channel.packets(encode(answer))
+        frame = encode(answer)
         with self._sending:
+            if not self._packets and len(frame) < channel.PACKET_BYTES:
+                try:
+                    self._sock.send(channel.LAST + frame)
+                except OSError:
+                    pass  # it waits, or the guest has closed its end: `_send_some` tells
+                else:
+                    self._sent_packets += 1
+                    self._sent_in_part = False
+                    self._ends.append((self._sent_packets, answer.number))
+                    return False
+            packets = channel.packets(frame)
             unsent = len(self._packets) * channel.PACKET_BYTES
             if unsent and unsent + len(answer.value or b"") > MOST_UNSENT_BYTES:
                 packets = channel.packets(encode(dropped(answer)))
