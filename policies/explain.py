@@ -24,6 +24,10 @@ _LAYERS = {
     "cgroup_cpu": "a CPU share by cgroup",
     "cgroup_pids": "a cap on processes and threads by cgroup",
     "rlimit_as": "instead of a memory cap: RLIMIT_AS, each process's address space",
+    "container": "a container, made by an OCI runtime, that holds the launcher and its cells",
+    "kernel_shared": "the kernel of the host, as every cell without a container has it",
+    "kernel_gvisor": "the kernel of gVisor, and not the host's",
+    "kernel_vm": "a kernel of its own, in a virtual machine",
     "rlimit_nproc": "instead of a process cap: RLIMIT_NPROC, counted in the cell's user namespace",
 }
 
@@ -109,6 +113,8 @@ def _host_rules(policy: Policy) -> list[str]:
     found.append(
         f"tools: {tools.calls:,} calls of one execution, {tools.calls_per_second:,g} a second"
     )
+    if policy.isolation.kernel == "own":
+        found.append("isolation: refuse to run under the kernel of the host")
     found += [f"packages: install {requirement}" for requirement in packages.require]
     if packages.allow:
         found.append(f"packages: no others than {', '.join(packages.allow)}")

@@ -1,12 +1,16 @@
 """Capabilities of a host as data, which `runner.host.probe` gathers so that compiling stays pure."""
 
+from typing import Literal
+
 import msgspec
+
+Kernel = Literal["shared", "gvisor", "vm"]  # the host's, or one of the container's own
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The capabilities of the kernel and the user.  A text field is empty if the capability is there,
-    else it tells the person who repairs the host why it is missing; only `machine` and `certificates`
-    are what they say."""
+    else it tells the person who repairs the host why it is missing; only `machine`, `certificates` and
+    `kernel` are what they say."""
 
     machine: str = "x86_64"
     user_namespaces: str = ""
@@ -18,3 +22,4 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         ""  # the file of the authorities that the host trusts, empty if there is none
     )
     cgroups: dict[str, str] = {}  # "memory", "cpu", "pids" -> "" or the reason why it is missing
+    kernel: Kernel = "shared"  # of cells

@@ -13,17 +13,23 @@ _LANDLOCK_MINIMUM = 2  # ABI 1 refuses every rename between directories, which b
 # not the memory, of each process alone; RLIMIT_NPROC counts per user namespace since Linux 5.14, so
 # per cell.
 _FALLBACKS = {"cgroup_memory": "rlimit_as", "cgroup_pids": "rlimit_nproc"}
+_OWN_KERNEL = (
+    'only [isolation] kernel = "any" permits that; "own" needs an OCI runtime such as runsc'
+)
 
 
 def layers_in_force(policy: Policy, host: Host) -> tuple[str, ...]:
     """Return the layers in force; raises Unenforceable if required layers are missing."""
     missing = _missing(host)
+    if policy.isolation.kernel == "own" and host.kernel == "shared":
+        raise Unenforceable((("own_kernel", "cells share the kernel of this host"),), _OWN_KERNEL)
     gaps = [gap for gap in missing.items() if gap[0] not in policy.optional_layers]
     if gaps:
         raise Unenforceable(tuple(gaps), _way_out([layer for layer, _ in gaps]))
     present = tuple(layer for layer in OPTIONAL_LAYERS if layer not in missing)
     fallback = tuple(weaker for layer, weaker in _FALLBACKS.items() if layer in missing)
-    return ALWAYS + present + _of_sockets(policy, present) + fallback
+    kernel = () if host.kernel == "shared" else (f"kernel_{host.kernel}",)
+    return ALWAYS + present + _of_sockets(policy, present) + fallback + kernel
 
 
 def _of_sockets(policy: Policy, present: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from .denied import denied_by, is_pattern
 from .policy import (
     Filesystem,
     Http,
+    Isolation,
     Limits,
     Network,
     Packages,
@@ -64,6 +65,9 @@ def narrow(policy: Policy, by: Policy) -> Policy:
         syscalls=Syscalls(
             groups=tuple(name for name in policy.syscalls.groups if name in by.syscalls.groups)
         ),
+        isolation=Isolation(
+            kernel="own" if "own" in (policy.isolation.kernel, by.isolation.kernel) else "any"
+        ),
         limits=_least(policy.limits, by.limits),
         validation=_stricter(policy.validation, by.validation),
         tools=narrow_tools(policy.tools, by.tools),
@@ -100,6 +104,11 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
             f"syscalls.groups: the system calls of {group}"
             for group in policy.syscalls.groups
             if group not in limit.syscalls.groups
+        ),
+        *(
+            ("isolation.kernel: sharing the host's kernel",)
+            if limit.isolation.kernel == "own" != policy.isolation.kernel
+            else ()
         ),
         *_limits(policy.limits, limit.limits),
         *_validation(policy.validation, limit.validation),

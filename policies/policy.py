@@ -128,6 +128,16 @@ class Syscalls(_Section, frozen=True):
     groups: tuple[str, ...] = ()
 
 
+class Isolation(_Section, frozen=True):
+    """The boundary between programs and the host.
+
+    kernel: "own": cells must have a kernel of their own, as containers of some OCI runtimes have;
+        "any", the default: they may share that of the host
+    """
+
+    kernel: Literal["any", "own"] = "any"
+
+
 class Limits(_Section, frozen=True):
     """Caps of one execution.  Times in seconds, sizes in bytes.
 
@@ -189,6 +199,7 @@ class Policy(_Section, frozen=True):
     name: the name that `explain` prints
     filesystem, processes, network, python, packages, syscalls: what programs may reach
     http: requests of the tool `http.request`
+    isolation: the boundary that cells must have
     limits: caps of one execution
     validation: source checks before a program runs
     tools: calls of the host's tools
@@ -205,6 +216,7 @@ class Policy(_Section, frozen=True):
     python: Python = Python()
     packages: Packages = Packages()
     syscalls: Syscalls = Syscalls()
+    isolation: Isolation = Isolation()
     limits: Limits = Limits()
     validation: Validation = Validation()
     tools: Tools = Tools()
@@ -233,6 +245,10 @@ def check_policy(policy: Policy) -> Policy:
     check_validation(policy.validation)
     check_tools(policy.tools)
     check_privacy(policy.privacy)
+    if policy.isolation.kernel not in ("any", "own"):
+        raise PolicyError(
+            f'isolation.kernel: must be "any" or "own", got {policy.isolation.kernel!r}'
+        )
     _check_network("network", policy.network)
     _check_network("http", policy.http)
     _check_modules("python.preload", policy.python.preload)

@@ -20,7 +20,6 @@ from .cgroups.tree import Caps
 from .covers import Covers
 from .egress_process import CellEgress, EgressProcess
 from .held_cell import HeldCell
-from .host.paths import sources_of
 from .launch import LaunchArguments, launch_of
 from .living import KeptRecord, keep_record
 from .shared_files import SharedFiles
@@ -71,7 +70,7 @@ class Generation:
         self._retired = self._lost = self._replaced = False
         self._record: KeptRecord | None = None
         self.forks = 0  # how many cells were asked of it
-        sources = sources_of(policy) if sources is None else dict(sources)
+        sources = spawned.sources_of(policy) if sources is None else dict(sources)
         launch = launch_of(
             spawned,
             LaunchArguments(

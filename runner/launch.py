@@ -15,7 +15,7 @@ from ..policies.languages import PYTHON
 from ..policies.plan import CERTIFICATES, FIXED_ADDRESSES, PathRule, Plan
 from ..policies.policy import Policy, lies_in
 from .cgroups import CgroupTree, NoCgroups, open_tree
-from .host.ids import id_for
+from .cgroups.tree import CONTROLLERS
 from .host.paths import lead_elsewhere, leads
 from .host.plans import plan_for
 from .host.probe import probe_host
@@ -65,34 +65,50 @@ class Launch:
         self._interpreter: HostInterpreter | None = None
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._spawned = spawned
+        if spawned.in_container:
+            self._start_container()
         self.launcher = Launcher(spawned)
         self.tree: CgroupTree = NoCgroups("not looked for yet")
         try:
-            self._prepare(spawned)
+            self._prepare()
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise LaunchError(f"cannot set up: {error}") from None
             raise
 
-    def _prepare(self, spawned: Spawned) -> None:
+    def _prepare(self) -> None:
         given = self.arguments
         self.tree = open_tree(self.launcher.keeper, given.cgroup_root)
         self.launcher.require_alive()  # for the dead no scope can be had: that is not the cause
-        host = probe_host(self.tree.missing)
-        runtime = find_runtime(spawned.executable)
-        if given.language != PYTHON:
+        self.plan: Plan = self._compile(self.tree.missing)
+        if self._spawned.has_fixed_addresses:
+            layers = (*self.plan.layers, FIXED_ADDRESSES)
+            self.plan = msgspec.structs.replace(self.plan, layers=layers)
+        self.boot = self._boot_frame(self._spawned.runtime(self.plan.python_path))
+
+    def _compile(self, missing: dict[str, str]) -> Plan:
+        """Return the plan for this host; `missing` says why it lacks controllers."""
+        given = self.arguments
+        if given.language != PYTHON and self._interpreter is None:
             # Most run Python, and need no subprocess.
             from .host.interpreters import find_interpreter
 
+            runtime = find_runtime(self._spawned.executable)
             self._interpreter = find_interpreter(given.language, runtime, given.interpreter)
-        self.plan: Plan = plan_for(
+        host = probe_host(missing, self._spawned.kernel)
+        plan = plan_for(
             given.policy, host, learning=given.is_learning, interpreter=self._interpreter
         )
-        if spawned.has_fixed_addresses:
-            layers = (*self.plan.layers, FIXED_ADDRESSES)
-            self.plan = msgspec.structs.replace(self.plan, layers=layers)
-        self.boot = self._boot_frame(runtime)
+        return self._spawned.adapt(plan)
+
+    def _start_container(self) -> None:
+        """Start a launcher that must know before what its cells will see, though not their caps."""
+        self.plan = self._compile(dict.fromkeys(CONTROLLERS, ""))
+        files, _ = self._shown_files(self._spawned.runtime(self.plan.python_path))
+        sources = {**self.arguments.sources, **self._certificates()}
+        self._spawned.start(self.plan, files, sources)
 
     def begin(self) -> None:
         """Put the launcher into its cgroup, and send it what cells share; raises LaunchError."""
@@ -137,17 +153,14 @@ class Launch:
         On cgroup v1 the kernel takes a millisecond for each process and controller (measured).
         """
         try:
-            self.tree.admit(self.launcher.keeper, self.boot.host_uid)
+            self.tree.admit(self.launcher.keeper, self.boot.host_uid or os.geteuid())
         except ProcessLookupError:
             raise LauncherLost(cell_began=False) from None
         except OSError as error:
             raise LaunchError(f"cannot write {error.filename}: {error.strerror}") from None
 
-    def _boot_frame(self, runtime: Runtime) -> Boot:
-        if self.plan.python_path:
-            from .host.packages import with_packages  # most do without, and without subprocess
-
-            runtime = with_packages(runtime, self.plan.python_path)
+    def _shown_files(self, runtime: Runtime) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """Return what cells see beside what the policy shows: files, and links."""
         files, links = runtime.files, runtime.links
         if self.arguments.policy.processes.subprocesses:
             links = (*links, *runtime.names())
@@ -155,18 +168,24 @@ class Launch:
             files = (*files, *runtime.programs)
         if self._interpreter:
             files, links = (*files, *self._interpreter.files), (*links, *self._interpreter.links)
-        certificates = self._certificates()
-        files = (*files, *certificates)
+        files = (*files, *self._certificates())
         if own := [path for path in files if lies_in(path, ("/workspace",))]:
             raise LaunchError(
                 f"cannot show {own[0]}: /workspace is the cell's own",
                 "move the interpreter or its environment to another directory",
             )
+        return files, links
+
+    def _boot_frame(self, runtime: Runtime) -> Boot:
+        files, links = self._shown_files(runtime)
         if any(lies_in(path, (_SHARED_MEMORY,)) for path in (*files, *self.arguments.sources)):
             self.plan = _with_shared_memory(self.plan)
-        elsewhere = lead_elsewhere(files) | certificates
-        elsewhere |= {path: real for path, real in self.arguments.sources.items() if path != real}
-        uid = os.geteuid() or id_for(self.arguments.user)
+        elsewhere: dict[str, str] = {}
+        if not self._spawned.in_container:  # there, all is in its place
+            elsewhere = lead_elsewhere(files) | self._certificates()
+            sources = self.arguments.sources.items()
+            elsewhere |= {path: real for path, real in sources if path != real}
+        uid = self._spawned.host_id(self.arguments.user)
         for place in self.arguments.places:
             if any(lies_in(bind.path, (place,)) for bind in self.plan.binds):
                 raise PolicyError(

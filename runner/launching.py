@@ -50,6 +50,7 @@ class Launcher:
         """Take over a spawned process."""
         self._lock = threading.Lock()
         self._ending = threading.RLock()
+        self._spawned = spawned
         self._sock = _socket.socket(fileno=spawned.take_socket())
         self._stderr = spawned.stderr
         self.keeper = spawned.keeper
@@ -207,7 +208,7 @@ class Launcher:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.keeper, signal.SIGCONT)  # stopped, it would not notice, and we wait for it
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
-            os.waitpid(self.keeper, 0)
+            self._spawned.reap()
 
 
 def _covers(received: list[int]) -> "Covers":

@@ -11,10 +11,14 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Protocol
 
     from ..policies.errors import LaunchError
+    from ..policies.host import Kernel
+    from ..policies.plan import Plan
+    from ..policies.policy import Policy
+    from .host.runtime import Runtime
 
     class BegunLaunch(Protocol):
         """A `Launch` (launch.py)."""
@@ -41,6 +45,8 @@ _PACKAGES = ("cellwright", "msgspec", "prctl")
 
 class Spawned:
     """A launcher process that imports, and then waits for its Boot frame."""
+
+    in_container = False  # whether `start` starts it, once the policy of its cells is known
 
     def __init__(
         self, executable: str, module: str = _LAUNCHER, packages: "Sequence[str]" = (), *,
@@ -76,7 +82,7 @@ class Spawned:
             theirs.close()
         self.socket = ours.detach()
         try:
-            os.write(self.socket, "\0".join(_import_paths(self._packages)).encode())
+            os.write(self.socket, "\0".join(import_paths(self._packages)).encode())
         except (BrokenPipeError, ConnectionResetError):
             pass  # it has ended; Launcher.boot says why
         except BaseException:
@@ -88,6 +94,45 @@ class Spawned:
         return Spawned(
             self.executable, packages=self._packages, has_fixed_addresses=self.has_fixed_addresses
         )
+
+    @property
+    def kernel(self) -> "Kernel":
+        """Whose kernel its cells have."""
+        return "shared"
+
+    def sources_of(self, policy: "Policy") -> dict[str, str]:
+        """Return the resolved host path of each path that cells under `policy` see."""
+        from .host.paths import sources_of
+
+        return sources_of(policy)
+
+    def host_id(self, user: int | str | None) -> int:
+        """Return the id that it is to have, and its cells on the host."""
+        from .host.ids import id_for
+
+        return os.geteuid() or id_for(user)
+
+    def runtime(self, python_path: tuple[str, ...]) -> "Runtime":
+        """Return the files that its interpreter needs, with those of packages in `python_path`."""
+        from .host.runtime import find_runtime
+
+        found = find_runtime(self.executable)
+        if not python_path:
+            return found
+        from .host.packages import with_packages  # most do without, and without subprocess
+
+        return with_packages(found, python_path)
+
+    def adapt(self, plan: "Plan") -> "Plan":
+        """Return `plan` for cells of this launcher."""
+        return plan
+
+    def start(self, plan: "Plan", files: "Sequence[str]", sources: "Mapping[str, str]") -> None:
+        """Start it, if it was not started when it was made."""
+
+    def reap(self) -> None:
+        """Free what is left of the process, which has ended."""
+        os.waitpid(self.keeper, 0)
 
     def take_socket(self) -> int:
         """Return the socket for a Launcher, which owns the process from then on."""
@@ -125,7 +170,7 @@ def interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def _import_paths(others: tuple[str, ...]) -> list[str]:
+def import_paths(others: tuple[str, ...]) -> list[str]:
     """Return the directories that hold the launcher's three packages, and no others; those of `others`
     come first, so that extension modules of another version are found there."""
     import importlib.util  # here, and not above: the interpreter that was spawned starts meanwhile
@@ -150,6 +195,11 @@ def _spawn_with_fixed_addresses(executable: str, module: str, sock: int, stderr:
         return _spawn(executable, module, sock, stderr)
 
 
+def launcher_command(executable: str, module: str = _LAUNCHER) -> list[str]:
+    """Return the command line of a launcher, or of another process that starts as one."""
+    return [executable, "-I", "-S", "-c", _BOOTSTRAP.format(module)]
+
+
 def _spawn(executable: str, module: str, sock: int, stderr: int) -> int:
     """Start it with an empty environment, no inherited descriptor, signal mask or handler."""
     actions = [
@@ -160,6 +210,6 @@ def _spawn(executable: str, module: str, sock: int, stderr: int) -> int:
     ]
     catchable = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
     return os.posix_spawn(
-        executable, [executable, "-I", "-S", "-c", _BOOTSTRAP.format(module)], {},
+        executable, launcher_command(executable, module), {},
         file_actions=actions, setsid=True, setsigmask=[], setsigdef=catchable,
     )  # fmt: skip

@@ -22,7 +22,6 @@ from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
 from .generation import NO_FILES, Generation
 from .held_cell import HeldCell
-from .host.paths import sources_of
 from .messages import Ended
 from .outcome import Count, conclude
 from .pool import Pool
@@ -73,7 +72,7 @@ class Supervisor:
         # Once, so that no later launcher shows what somebody has put in a path's place by then.
         try:
             self._runs = (
-                language, interpreter, shared_files, sources_of(policy), user, egress,
+                language, interpreter, shared_files, spawned.sources_of(policy), user, egress,
                 settings.cells_per_network if settings.size else 1,  # without a pool nothing is kept
                 settings.cells_per_launcher == 1,
             )  # fmt: skip

@@ -132,6 +132,8 @@ _NEEDS = {
     "gcc": lambda: shutil.which("gcc") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,
+    "crun": lambda: shutil.which("crun") is not None,
+    "busybox": lambda: shutil.which("busybox") is not None,
     "apparmor": _apparmor,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,

@@ -1,8 +1,10 @@
-"""`cellwright gc`: removes what killed processes of this user left: cgroups, frozen cells, sockets."""
+"""`cellwright gc`: removes what killed processes of this user left: cgroups, frozen cells, sockets,
+containers."""
 
 import argparse
 
 from ...runner.living import remove_leftovers
+from ...runner.oci.container import remove_leftover_containers
 from ..text.terminal import harmless
 from .options import SUCCEEDED, add_json, print_json
 
@@ -12,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    removed = remove_leftovers()
+    removed = remove_leftovers() + remove_leftover_containers()
     if options.json:
         print_json(removed)
     else:

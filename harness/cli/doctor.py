@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from ...policies.errors import CellwrightError, PolicyError, Unenforceable
+from ...policies.errors import CellwrightError, LaunchError, PolicyError, Unenforceable
 from ...policies.network.rule import NetworkRule
 from ...policies.policy import OPTIONAL_LAYERS, Limits, Network, Policy, Processes
 from ...runner.host.loopback_name import LoopbackName, loopback_name
@@ -175,6 +175,7 @@ def examine(wanted: Policy = Policy(name="strict")) -> list[Check]:  # noqa: B00
         checks.append(_sockets())
         checks.append(_egress())
         checks += [_language(name) for name in _HELLO]
+        checks += _oci_runtimes()
         checks.append(_daemon())
     except CellwrightError as error:
         message = _in_one_line(error)
@@ -278,6 +279,29 @@ def _sockets() -> Check:
         return Check("cgroup_sockets", "PASS", proof, "")
     seen = f"a cell with a cap of 64 MiB: {result.reason}, {result.value!r} bytes in UDP sockets"
     return Check("cgroup_sockets", "FAIL", seen, _REPORT)
+
+
+def _oci_runtimes() -> list[Check]:
+    """Check the version of each OCI runtime that is installed, which no cell needs."""
+    from ...runner.oci.runtime import KERNELS, find_oci_runtime
+
+    checks = []
+    for name in KERNELS:
+        try:
+            runtime = find_oci_runtime(name)
+        except LaunchError:
+            continue
+        kernel = (
+            "the kernel of this host" if runtime.kernel == "shared" else "a kernel of their own"
+        )
+        proof = f'{runtime}, for Sandbox(backend="oci"): containers have {kernel}'
+        if runtime.holes:
+            why = f"{proof}; this version has {runtime.holes}"
+            repair = "install a newer version, unless your distribution has repaired this one"
+            checks.append(Check(f"oci {name}", "WARN", why, repair))
+        else:
+            checks.append(Check(f"oci {name}", "PASS", proof, ""))
+    return checks
 
 
 def _egress() -> Check:

@@ -60,8 +60,9 @@ def _run_command(arguments: Sequence[str]) -> int:
     spawned = None
     if arguments and arguments[0] in ("run", "repl", "shell"):
         # Start the launcher first: its imports take as long as those of this process.
-        # argparse accepts beginnings.  A daemon, another Python and fixed addresses need another one.
-        if not any(each.startswith(("--con", "--py", "--pau")) for each in arguments):
+        # argparse accepts beginnings.  A daemon, another Python, fixed addresses and containers need
+        # another one.
+        if not any(each.startswith(("--con", "--py", "--pau", "--ba")) for each in arguments):
             from ...runner.spawn import Spawned, interpreter
 
             spawned = Spawned(interpreter())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PROFILES = ("server", "standard", "strict", "tool", "trusted-read", "workshop")
 # 70 is EX_SOFTWARE of sysexits.h.
 _FILES, _FILES_OR_NAMES = (
-    ("audit", "find_links", "venv", "connect", "request_log"),
+    ("audit", "find_links", "venv", "connect", "request_log", "rootfs"),
     ("packages", "policy", "python"),
 )
 SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70

@@ -70,7 +70,9 @@ def this_python() -> HostPython:
     return HostPython(interpreter(), (major, minor, micro), str(sys.implementation.cache_tag))
 
 
-def find_python(wanted: str | os.PathLike[str] | None, runtime: str | None = None) -> HostPython:
+def find_python(
+    wanted: str | os.PathLike[str] | None, runtime: str | os.PathLike[str] | None = None
+) -> HostPython:
     """Return the Python that `python=` or `runtime=` names: a version such as "3.12", or a path.
 
     Raises PolicyError for invalid values; LaunchError if the host has no such Python, or it lacks

@@ -28,7 +28,7 @@ from .parameters import (
     SessionArguments,
     TerminalArguments,
 )
-from .sandbox_arguments import SandboxArguments
+from .sandbox_arguments import Backend, SandboxArguments
 
 if TYPE_CHECKING:
     from ...policies.source.findings import Rules
@@ -108,7 +108,12 @@ class Sandbox(Executing):
     `policy`: the name of a shipped profile, the path of a TOML file, a mapping as TOML has it, a
     Policy or a PermissionSet; instead of `config`.
     `python`: another interpreter of the host: a version, such as "3.12", or a path.
-    `runtime`: the same as "python:3.12".
+    `runtime`: the same as "python:3.12"; with `backend="oci"` an OCI runtime, such as "crun" (the
+    default), or its path.
+    `backend`: "cells", or "oci": the launcher runs in a container of that runtime, and cells in there.
+    With `fresh_exec` each cell has a container of its own.
+    `rootfs`: with `backend="oci"`, the root of a file system whose files programs see in place of the
+    host's.
     `cgroup_root`: a directory in which to make cgroups; by default $CELLWRIGHT_CGROUP_ROOT, else one
     that is found.
     `spawned`: a launcher process that was started ahead.
@@ -150,7 +155,9 @@ class Sandbox(Executing):
         *,
         policy: "PolicyLike | None" = None,
         python: str | os.PathLike[str] | None = None,
-        runtime: str | None = None,
+        runtime: str | os.PathLike[str] | None = None,
+        backend: Backend = "cells",
+        rootfs: str | os.PathLike[str] | None = None,
         cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
@@ -184,7 +191,9 @@ class Sandbox(Executing):
         *,
         policy: "PolicyLike | None" = None,
         python: str | os.PathLike[str] | None = None,
-        runtime: str | None = None,
+        runtime: str | os.PathLike[str] | None = None,
+        backend: Backend = "cells",
+        rootfs: str | os.PathLike[str] | None = None,
         cgroup_root: str | os.PathLike[str] | None = None,
         spawned: Spawned | None = None,
         pool: int | PoolSettings = PoolSettings(),  # noqa: B008 - a constant
@@ -413,7 +422,8 @@ class Sandbox(Executing):
         other = Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, skills=skills,
             sessions=sessions, privacy=self.privacy,
-            python=given.python, runtime=given.runtime, cgroup_root=given.cgroup_root, user=given.user,
+            python=given.python, runtime=given.runtime, backend=given.backend, rootfs=given.rootfs,
+            cgroup_root=given.cgroup_root, user=given.user,
             blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
             pauses=given.pauses,
         )  # fmt: skip

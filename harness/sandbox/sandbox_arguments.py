@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
 
-
+Backend = Literal["cells", "oci"]
+_BACKENDS = get_args(Backend)
 _POLICIES = (
     "the name of a profile, the path of a TOML file, a mapping as TOML has it, a Policy or "
     "a PermissionSet"
@@ -44,7 +45,9 @@ class SandboxArguments(Parameters, frozen=True, kw_only=True):
     config: "SandboxConfig | PolicyLike | None" = None
     policy: "PolicyLike | None" = None
     python: str | os.PathLike[str] | None = None
-    runtime: str | None = None
+    runtime: str | os.PathLike[str] | None = None
+    backend: Backend = "cells"
+    rootfs: str | os.PathLike[str] | None = None
     cgroup_root: str | os.PathLike[str] | None = None
     spawned: Spawned | None = None
     pool: int | PoolSettings = PoolSettings()
@@ -112,11 +115,16 @@ def policy_of_arguments(arguments: SandboxArguments) -> Policy:
 
 def python_of(given: SandboxArguments) -> "HostPython | None":
     """Return the Python that the arguments name; None for the one that runs this process."""
-    if given.python is None and given.runtime is None:
+    if given.backend not in _BACKENDS:
+        raise PolicyError(f"backend: must be one of {', '.join(_BACKENDS)}, got {given.backend!r}")
+    if given.rootfs is not None and given.backend != "oci":
+        raise PolicyError('rootfs: needs backend="oci"')
+    runtime = None if given.backend == "oci" else given.runtime  # there, an OCI runtime
+    if given.python is None and runtime is None:
         return None
     from .pythons import find_python  # seldom needed
 
-    return find_python(given.python, given.runtime)
+    return find_python(given.python, runtime)
 
 
 def with_store_of(python: "HostPython | None", given: SandboxArguments) -> SandboxArguments:
@@ -151,6 +159,13 @@ def packaged(policy: Policy, given: SandboxArguments) -> "tuple[Policy, OpenSet 
 def launcher_of(given: SandboxArguments, python: "HostPython | None") -> Spawned:
     """Return the launcher process of a sandbox."""
     has_fixed_addresses = check_flag("pausable", given.pausable)
+    if given.backend == "oci":
+        for name in ("pausable", "spawned"):
+            if getattr(given, name):
+                raise PolicyError(f'{name}: cannot be combined with backend="oci"')
+        from .containers.containers import container_of  # seldom needed
+
+        return container_of(given.runtime, given.rootfs, python)
     if not isinstance(given.spawned, Spawned | None):
         raise PolicyError(f"spawned: must be a Spawned, got {given.spawned!r}")
     if given.spawned:

@@ -4,12 +4,13 @@ import os
 import resource
 from pathlib import Path
 
-from ...policies.host import Host
+from ...policies.host import Host, Kernel
 from ..kernel import landlock
 
 
-def probe_host(cgroups: dict[str, str]) -> Host:
-    """Return the facts for the policy compiler; `cgroups` is `CgroupTree.missing`."""
+def probe_host(cgroups: dict[str, str], kernel: Kernel = "shared") -> Host:
+    """Return the facts for the policy compiler; `cgroups` is `CgroupTree.missing`, `kernel` that of
+    cells."""
     return Host(
         machine=os.uname().machine,
         user_namespaces=_why_no_user_namespaces(),
@@ -19,6 +20,7 @@ def probe_host(cgroups: dict[str, str]) -> Host:
         landlock_abi=landlock.abi(),
         certificates=_certificates(),
         cgroups=cgroups,
+        kernel=kernel,
     )
 
 

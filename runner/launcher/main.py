@@ -127,8 +127,9 @@ def _explain(sock: socket.socket, error: BaseException) -> None:
     channel.send(sock, encode(failed))
 
 
-def _is_root() -> bool:
-    return os.geteuid() == 0 and privileges.has_sys_admin()
+def _is_root(boot: Boot) -> bool:
+    """Tell whether this is root of the host, and not of a container's user namespace."""
+    return os.geteuid() == 0 and boot.host_uid != 0 and privileges.has_sys_admin()
 
 
 def _leave_the_host(boot: Boot) -> None:
@@ -141,8 +142,8 @@ def _leave_the_host(boot: Boot) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a pidfd and a socket for every cell
     _prefer_to_be_killed()
-    if not _is_root():
-        if os.geteuid() == 0:
+    if not _is_root(boot):
+        if os.geteuid() == 0 and boot.host_uid:
             privileges.become(boot.host_uid)
         _enter_user_namespace()
     processes.unshare(processes.CLONE_NEWNS | processes.CLONE_NEWPID)
@@ -167,7 +168,7 @@ def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
     """Build the shared root, give up root, and become single-minded."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
-    root = _is_root()
+    root = _is_root(boot)
     of_host = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     shared_files, views = enter_new_root(boot)
     if shared_files:  # before any process is forked that could have them too
@@ -259,7 +260,7 @@ def _writable_workspace(preload: tuple[str, ...]) -> Iterator[None]:
 
 def _keep(nursery: int, sock: socket.socket, host_uid: int) -> NoReturn:
     """Wait until the nursery ends or the supervisor is gone, and leave nothing behind."""
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and host_uid:
         privileges.become(host_uid)
     pidfd = os.pidfd_open(nursery)
     poll = select.poll()

@@ -12,6 +12,7 @@ from cellwright.policies.policy import (
     OPTIONAL_LAYERS,
     Filesystem,
     Http,
+    Isolation,
     Limits,
     Network,
     Packages,
@@ -167,6 +168,7 @@ MORE = {
     "syscalls.groups: the system calls of file_watching": Policy(
         syscalls=Syscalls(groups=("file_watching",))
     ),
+    "isolation.kernel: sharing the host's kernel": Policy(),
     "limits.processes: 65 instead of 64": Policy(limits=Limits(processes=65)),
     "validation.mode: off instead of advise": Policy(validation=Validation(mode="off")),
     "validation.blocked_builtins: exec is not among them": Policy(
@@ -184,6 +186,7 @@ def test_what_is_more_is_said_in_words(words: str) -> None:
     leasts = {
         "hidden": Policy(filesystem=Filesystem(read=("/srv",), hidden=("/srv/a",))),
         "privacy": Policy(privacy=PrivacyRules(enabled=True)),
+        "isolation": Policy(isolation=Isolation(kernel="own")),
     }
     least = next((leasts[word] for word in leasts if word in words), STRICT)
     assert words in exceeds(MORE[words], least)

@@ -1,0 +1,1 @@
+"""Sandboxes whose launcher runs in a container that an OCI runtime makes."""

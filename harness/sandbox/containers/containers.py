@@ -1,0 +1,52 @@
+"""`container_of`: the launcher in a container that `Sandbox(backend="oci")` names."""
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from ....policies.errors import LaunchError
+from ....runner.oci.container import SpawnedContainer
+from ....runner.oci.rootfs import open_rootfs
+from ....runner.oci.runtime import OciRuntime, find_oci_runtime
+from ....runner.spawn import interpreter
+from ..checks import check_host_path
+
+if TYPE_CHECKING:
+    from ..pythons import HostPython
+
+DEFAULT_RUNTIME = "crun"
+
+
+def container_of(
+    named: str | os.PathLike[str] | None, files: str | os.PathLike[str] | None,
+    python: "HostPython | None",
+) -> SpawnedContainer:  # fmt: skip
+    """Return a launcher that is to run in a container; it is started once its policy is known.
+
+    `named` is the runtime, `files` the root file system.  Raises PolicyError for invalid arguments,
+    LaunchError if the host lacks the runtime, or the runtime cannot hold a launcher.
+    """
+    runtime = find_oci_runtime(named or DEFAULT_RUNTIME)
+    _require_host_kernel(runtime)
+    if runtime.holes:
+        warnings.warn(
+            f"{runtime} has known holes: {runtime.holes}; install a newer version, unless your "
+            "distribution has repaired this one",
+            stacklevel=2,
+        )
+    rootfs = None if files is None else open_rootfs(check_host_path("rootfs", files))
+    if python is None:
+        return SpawnedContainer(runtime, interpreter(), rootfs=rootfs)
+    packages = [each for each in python.packages if each]
+    return SpawnedContainer(runtime, python.path, packages, rootfs)
+
+
+def _require_host_kernel(runtime: OciRuntime) -> None:
+    """Refuse a runtime whose containers have another kernel: descriptors cannot cross to it, and the
+    supervisor holds a cell by descriptors."""
+    if runtime.kernel != "shared":
+        raise LaunchError(
+            f"runtime: {runtime.name} gives containers a kernel of their own, to which the descriptors "
+            "of cells cannot be sent",
+            "name runc, crun or youki",
+        )

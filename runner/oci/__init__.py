@@ -1,0 +1,1 @@
+"""Launchers inside containers, which an OCI runtime makes from its command line."""

@@ -1,0 +1,248 @@
+"""`SpawnedContainer`: a launcher in a container of its own, which an OCI runtime makes.
+
+The launcher speaks to the supervisor over the socket that it inherits, as it does without a
+container, and forks cells inside.  Its root holds only what the launcher and its cells need.
+"""
+
+import _socket
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ...policies.errors import LaunchError, PolicyError
+from ...policies.host import Kernel
+from ...policies.languages import PYTHON
+from ...policies.plan import Plan
+from ...policies.policy import Policy, lies_in, named_paths
+from ..host.ids import id_for
+from ..host.packages import with_packages
+from ..host.paths import leads, resolve
+from ..host.runtime import Runtime, find_runtime
+from ..spawn import Spawned, import_paths, launcher_command
+from .bundle import Bundle, leftover_bundles, remove_bundle, state_of
+from .config import Ids, Mount, container_config
+from .launcher_files import PACKAGES, launcher_libraries, package_mounts
+from .rootfs import RootFilesystem
+from .runtime import OciRuntime, find_oci_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+CONTAINER = "container"  # among the layers
+_PREFIX = "/.cellwright"  # of the interpreter's files, where a root file system has the others
+
+
+class SpawnedContainer(Spawned):
+    """A launcher that `start` starts in a container."""
+
+    in_container = True
+
+    def __init__(
+        self, runtime: OciRuntime, executable: str, packages: "Sequence[str]" = (),
+        rootfs: RootFilesystem | None = None,
+    ) -> None:  # fmt: skip
+        """Name the `runtime`, the launcher's interpreter with its `packages`, and the files that cells
+        see; without a `rootfs` they see those of the host that the policy shows."""
+        self.executable = executable
+        self.has_fixed_addresses = False
+        self.launch = None
+        self.socket = self.stderr = self.keeper = -1
+        self._runtime = runtime
+        self._packages = tuple(packages)
+        self._rootfs = rootfs
+        self._bundle: Bundle | None = None
+
+    @property
+    def kernel(self) -> Kernel:
+        return self._runtime.kernel
+
+    def again(self) -> "SpawnedContainer":
+        return SpawnedContainer(self._runtime, self.executable, self._packages, self._rootfs)
+
+    def sources_of(self, policy: Policy) -> dict[str, str]:
+        """Return the resolved host paths of what `policy` shows of the host."""
+        return {
+            path: resolve(where, path)
+            for where, path in named_paths(policy)
+            if not self._has(path)
+        }  # fmt: skip
+
+    def host_id(self, user: int | str | None) -> int:
+        """Return 0 without root: in the container no other id is mapped."""
+        return 0 if os.geteuid() else id_for(user)
+
+    def runtime(self, python_path: tuple[str, ...]) -> Runtime:
+        """Return the interpreter's files at their places in the container."""
+        found = with_packages(find_runtime(self.executable), python_path)
+        if self._rootfs is None:
+            return found
+        links = [
+            (_PREFIX + link, target if target[0] != "/" else _PREFIX + target)
+            for link, target in found.links
+        ]
+        return Runtime(
+            _PREFIX + found.executable,
+            (*(_PREFIX + path for path in found.files), *self._rootfs.files),
+            (*links, *self._rootfs.links),
+            tuple(_PREFIX + path for path in found.hidden),
+            (),
+        )
+
+    def adapt(self, plan: Plan) -> Plan:
+        """Return `plan` for cells in the container; raises PolicyError for paths it cannot show."""
+        if self._rootfs and plan.language != PYTHON:
+            raise LaunchError(
+                f"language: {plan.language} cannot be the language of a program with a rootfs",
+                "run the interpreter of the rootfs as a command: sandbox.run([...])",
+            )
+        writable = tuple(bind.path for bind in plan.binds if bind.writable)
+        for bind in plan.binds:
+            if bind.writable and self._has(bind.path):
+                raise PolicyError(
+                    f"filesystem.write: {bind.path} is of the rootfs, which is read-only"
+                )
+            if bind.path not in writable and lies_in(bind.path, writable):
+                raise PolicyError(
+                    f"filesystem: {bind.path} lies beneath a path that programs can write",
+                    "a runtime mounts by name: show paths that no program can replace",
+                )
+        binds = tuple(bind for bind in plan.binds if not self._has(bind.path))
+        return replace(plan, binds=binds, layers=(*plan.layers, CONTAINER, *self._shared_kernel()))
+
+    def _shared_kernel(self) -> tuple[str, ...]:
+        return ("kernel_shared",) if self.kernel == "shared" else ()
+
+    def _has(self, path: str) -> bool:
+        return self._rootfs is not None and self._rootfs.has(path)
+
+    def start(self, plan: Plan, files: "Sequence[str]", sources: "Mapping[str, str]") -> None:
+        """Start the launcher in a container that shows `files`, and what `plan` shows.
+
+        `sources`: the host paths of those that are not what they are called.  Raises LaunchError.
+        """
+        paths = import_paths(self._packages)
+        runtime = find_runtime(self.executable)
+        libraries = launcher_libraries(self.executable, paths)
+        needed = (*runtime.files, *runtime.programs, self.executable, *libraries.files)
+        prefix = _PREFIX if self._rootfs else ""
+        shown = {bind.path: sources.get(bind.path, bind.path) for bind in plan.binds}
+        shown |= {path: sources.get(path, "") for path in files if not self._has(path)}
+        places = {prefix + path: leads(path) for path in needed}
+        places |= {path: source or self._source(path) for path, source in shown.items()}
+        writable = {bind.path for bind in plan.binds if bind.writable}
+        mounts = [Mount(place, source, place in writable) for place, source in places.items()]
+        if self._rootfs:
+            mounts += [Mount(tree, self._rootfs.directory + tree) for tree in self._rootfs.trees]
+        links = [
+            (prefix + link, target if target[0] != "/" else prefix + target)
+            for link, target in (*runtime.links, *libraries.links)
+            if link[:5] != "/tmp/"  # noqa: S108 - the cell's own
+        ]
+        mounts = [*_without_inner(mounts), *package_mounts(paths)]
+        command = self._command(runtime, needed)
+        ids = Ids(os.geteuid(), os.getegid()) if os.geteuid() else None
+        config = container_config(plan, tuple(command), tuple(mounts), ids)
+        self._run(Bundle(config, _outside(links, mounts), self._runtime.program))
+
+    def _source(self, place: str) -> str:
+        """Return the host's path of a file of the interpreter."""
+        return leads(place.removeprefix(_PREFIX) if self._rootfs else place)
+
+    def _command(self, runtime: Runtime, needed: "Iterable[str]") -> list[str]:
+        command = launcher_command(self.executable)
+        if self._rootfs is None:
+            return command
+        # The loader and the libraries of the root file system may be of another kind.
+        directories = dict.fromkeys(
+            _PREFIX + os.path.dirname(leads(path)) for path in needed if ".so" in path
+        )
+        loader = [_PREFIX + runtime.loader, "--library-path", ":".join(directories)]
+        return [*loader, _PREFIX + command[0], *command[1:]]
+
+    def _run(self, bundle: Bundle) -> None:
+        """Make and start the container; nothing of it is left if that fails."""
+        self._bundle = bundle
+        ends: list[_socket.socket] = []
+        try:
+            self.stderr = os.memfd_create("launcher-stderr", os.MFD_CLOEXEC)
+            ends += _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+            ours, theirs = ends
+            self._create(bundle, theirs.fileno())
+            os.write(ours.fileno(), PACKAGES.encode())
+            self.socket = ours.detach()
+        except BaseException as error:
+            self.reap()
+            if self.stderr >= 0:
+                os.close(self.stderr)
+                self.stderr = -1
+            if isinstance(error, OSError):
+                raise LaunchError(f"cannot start a container: {error.strerror}") from None
+            raise
+        finally:
+            for end in ends:
+                end.close()
+
+    def _create(self, bundle: Bundle, sock: int) -> None:
+        runtime = self._runtime
+        create = (
+            "create", "--bundle", bundle.path, "--preserve-fds", "1", "--pid-file", bundle.pid_file,
+            bundle.name,
+        )  # fmt: skip
+        runtime.call(runtime.command(bundle.state, *create), sock, self.stderr)
+        self.keeper = _pid_in(bundle.pid_file, runtime.name)
+        runtime.call(runtime.command(bundle.state, "start", bundle.name), stderr=self.stderr)
+
+    def reap(self) -> None:
+        """Delete the container, which has ended or is ended now, and its bundle."""
+        bundle, self._bundle = self._bundle, None
+        if bundle:
+            delete = self._runtime.command(bundle.state, "delete", "--force", bundle.name)
+            with contextlib.suppress(LaunchError):  # it was never made, or has gone by itself
+                self._runtime.call(delete)
+            bundle.remove()
+
+    def close(self) -> None:
+        if self.socket < 0:
+            return
+        os.close(self.take_socket())
+        os.close(self.stderr)
+        self.reap()
+
+
+def remove_leftover_containers() -> list[str]:
+    """Delete the containers of processes of this user that have ended; return their bundles."""
+    removed = []
+    for path, program in leftover_bundles():
+        with contextlib.suppress(LaunchError, PolicyError):
+            runtime = find_oci_runtime(program)
+            runtime.call(runtime.command(state_of(path), "delete", "--force", path.name))
+        if remove_bundle(path):
+            removed.append(str(path))
+    return removed
+
+
+def _pid_in(path: str, name: str) -> int:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        raise LaunchError(f"{name} made no container: it noted no process") from None
+
+
+def _without_inner(mounts: list[Mount]) -> list[Mount]:
+    """Return `mounts`, outer ones first, without those that an outer one shows anyway."""
+    kept: list[Mount] = []
+    for mount in sorted(mounts, key=lambda each: each.place):
+        outer = [each for each in kept if mount.place.startswith(f"{each.place}/")]
+        shown = (f"{each.source}{mount.place[len(each.place) :]}" for each in outer[-1:])
+        if mount.source not in shown:
+            kept.append(mount)
+    return kept
+
+
+def _outside(links: list[tuple[str, str]], mounts: list[Mount]) -> list[tuple[str, str]]:
+    """Return the links that are in no mount."""
+    places = tuple(mount.place for mount in mounts)
+    return [(link, target) for link, target in links if not lies_in(link, places)]

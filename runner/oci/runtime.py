@@ -1,0 +1,218 @@
+"""OCI runtimes: which one a name means, whose kernel its containers have, and its command line.
+
+A runtime is a program with the commands create, start and delete (runtime-spec, "runtime.md").  It is
+started for each command and has no daemon.
+"""
+
+import _signal  # type: ignore[import-not-found] # without the enums of `signal`
+import contextlib
+import os
+import re
+import select
+import shutil
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...policies.errors import LaunchError, PolicyError
+from ...policies.host import Kernel
+
+KERNELS: dict[str, Kernel] = {
+    "runc": "shared", "crun": "shared", "youki": "shared",
+    "runsc": "gvisor", "krun": "vm", "kata-runtime": "vm",
+}  # fmt: skip
+ENGINES = ("podman", "docker", "nerdctl")
+_PLACES = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
+_VERSION = re.compile(r"^(\S+) version (?:release-)?v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", re.MULTILINE)
+_KEPT_VARIABLES = (
+    "HOME",
+    "XDG_RUNTIME_DIR",
+)  # runtimes without root look for their directory there
+_SECONDS = 30.0  # of one command
+_ASK_SECONDS = 10.0
+_MOST_SAID = 4096
+_SOCKET = 3  # the first descriptor that --preserve-fds keeps
+_MESSAGE = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')  # a line of runc's log
+# Versions before which a runtime has a hole that a container can use (their release notes).  A
+# distribution may have repaired an older version.
+_REPAIRED: dict[str, tuple[tuple[tuple[int, int, int], str], ...]] = {
+    "runc": (
+        ((1, 1, 12), "CVE-2024-21626"),
+        ((1, 2, 8), "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881"),
+    ),
+    "crun": (((1, 4, 4), "CVE-2022-27650"),),
+    "krun": (((1, 20, 0), "CVE-2025-24965"),),
+    "youki": (((0, 5, 7), "CVE-2025-62161 and CVE-2025-62596"),),
+}  # fmt: skip
+
+
+class OciRuntime(NamedTuple):
+    """A runtime of this host: the path of its program, what it is, and its version."""
+
+    program: str
+    name: str
+    version: tuple[int, int, int]
+
+    @property
+    def kernel(self) -> Kernel:
+        """Whose kernel its containers have."""
+        return KERNELS[self.name]
+
+    @property
+    def holes(self) -> str:
+        """The known holes of this version, in words; empty if there are none."""
+        found = [each for repaired, each in _REPAIRED.get(self.name, ()) if self.version < repaired]
+        return ", ".join(found)
+
+    def __str__(self) -> str:
+        return f"{self.name} {'.'.join(map(str, self.version))}"
+
+    def command(self, state: str, *arguments: str) -> list[str]:
+        """Return a command line that keeps what the runtime notes in the directory `state`."""
+        # crun knows no v1 and v2 side by side, and the caps of cells are ours.
+        quiet = ["--cgroup-manager=disabled"] if self.name in ("crun", "krun") else []
+        return [self.program, *quiet, "--root", state, *arguments]
+
+    def call(self, command: Sequence[str], sock: int = -1, stderr: int = -1) -> None:
+        """Carry out a `command`; the container that it makes has `sock` as descriptor 3.
+
+        `stderr` is a memfd for what the runtime and its container say.  Raises LaunchError if the
+        runtime fails or does not end in time.
+        """
+        said = os.dup(stderr) if stderr >= 0 else os.memfd_create("oci", os.MFD_CLOEXEC)
+        try:
+            before = os.lseek(said, 0, os.SEEK_END)
+            code = _run(list(command), sock, said, _SECONDS)
+            if code:
+                words = os.pread(said, _MOST_SAID, before).decode("utf-8", "replace")
+                how = f"exit status {code}" if code > 0 else f"signal {-code}"
+                raise LaunchError(
+                    f"{self.name} failed at {_verb(command)} ({how}): {_last_words(words)}",
+                    f"`{self.program} --version` tells whether it runs; "
+                    "harness/sandbox/containers/README.md explains its failures",
+                )
+        finally:
+            os.close(said)
+
+
+def find_oci_runtime(named: object) -> OciRuntime:
+    """Return the runtime that has this name or path.
+
+    Raises PolicyError for something that is no name or path, LaunchError if the host does not have it
+    or it is none that is known.
+    """
+    if not isinstance(named, str | os.PathLike) or not (wanted := os.fspath(named)):
+        known = ", ".join(KERNELS)
+        raise PolicyError(
+            f"runtime: must be an OCI runtime ({known}) or its path, got {named!r}",
+            'Sandbox(backend="oci", runtime="crun")',
+        )
+    if "/" in wanted:
+        program: str | None = os.path.abspath(wanted)
+    elif wanted in KERNELS:
+        program = shutil.which(wanted, path=_PLACES)
+    elif wanted in ENGINES:
+        raise PolicyError(
+            f"runtime: {wanted} is a container engine, not an OCI runtime",
+            "name the runtime that it uses, such as crun; or use ContainerIsolation",
+        )
+    else:
+        raise PolicyError(
+            f"runtime: must be one of {', '.join(KERNELS)}, or a path, got {wanted!r}"
+        )
+    if program is None or not os.access(program, os.X_OK):
+        raise LaunchError(
+            f"runtime: {wanted} is not installed", f"install {wanted}, or name another"
+        )
+    said = _version(program)
+    found = _VERSION.search(said)
+    if found is None or (name := _name(program, found[1])) not in KERNELS:
+        raise LaunchError(
+            f"runtime: {program} is no OCI runtime that is known: {said.strip()[:200]!r}",
+            f"name one of {', '.join(KERNELS)}",
+        )
+    first, second, third = (int(part or 0) for part in found.groups()[1:])
+    return OciRuntime(program, name, (first, second, third))
+
+
+def _name(program: str, said: str) -> str:
+    """krun is crun under another name, and calls itself crun (crun(1))."""
+    called = os.path.basename(program)
+    return called if called == "krun" else said
+
+
+def _version(program: str) -> str:
+    said = os.memfd_create("version", os.MFD_CLOEXEC)
+    try:
+        code = _run([program, "--version"], -1, said, _ASK_SECONDS, stdout=said)
+        words = os.pread(said, _MOST_SAID, 0).decode("utf-8", "replace")
+    finally:
+        os.close(said)
+    if code:
+        raise LaunchError(f"runtime: {program} --version failed: {_last_words(words)}")
+    return words
+
+
+def _run(
+    command: list[str], sock: int, stderr: int, seconds: float, stdout: int | None = None
+) -> int:
+    """Run a command in a session of its own and return its exit status, -N for signal N."""
+    actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0 if stdout is None else stdout, 1),
+        (os.POSIX_SPAWN_DUP2, stderr, 2),
+    ]
+    if sock >= 0:
+        actions.append((os.POSIX_SPAWN_DUP2, sock, _SOCKET))
+    catchable = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
+    try:
+        pid = os.posix_spawn(
+            command[0], command, _environment(),
+            file_actions=actions, setsid=True, setsigmask=[], setsigdef=catchable,
+        )  # fmt: skip
+    except OSError as error:
+        raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from None
+    if _ends(pid, seconds):
+        return _status(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, _signal.SIGKILL)  # it and what it started
+    _status(pid)
+    raise LaunchError(
+        f"{os.path.basename(command[0])} did not end within {seconds:g} s at {_verb(command)}"
+    )
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return {"PATH": _PLACES} | kept
+
+
+def _ends(pid: int, seconds: float) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:  # the embedding process reaps everything
+        return True
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(pidfd)
+
+
+def _status(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # reaped by the embedding process: what follows shows how it went
+        return 0
+
+
+def _verb(command: Sequence[str]) -> str:
+    return next((each for each in command if each in ("create", "start", "delete")), command[-1])
+
+
+def _last_words(said: str) -> str:
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    if not lines:
+        return "no message"
+    found = _MESSAGE.search(lines[-1])
+    return (found[1].replace('\\"', '"') if found else lines[-1])[:500]
