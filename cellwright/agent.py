@@ -1,4 +1,9 @@
-"""The public names of the agent (extra `agent`); harness/agent/README.md describes them."""
+"""The public names of the agent; harness/agent/README.md describes them.
+
+Only `ModelClient` needs the extra `agent`, and is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from .harness.agent.agent import Agent as Agent
 from .harness.agent.alita import AlitaConfig as AlitaConfig
@@ -21,9 +26,20 @@ from .harness.agent.messages import ChatModel as ChatModel
 from .harness.agent.messages import Message as Message
 from .harness.agent.messages import ModelReply as ModelReply
 from .harness.agent.messages import Sampling as Sampling
-from .harness.agent.model import ModelClient as ModelClient
 from .harness.agent.outcome import AgentEvent as AgentEvent
 from .harness.agent.outcome import AgentResult as AgentResult
 from .harness.agent.planner import Planner as Planner
 from .harness.agent.research import Research as Research
 from .harness.agent.toolsmith import Toolsmith as Toolsmith
+
+if TYPE_CHECKING:
+    from .harness.agent.model import ModelClient as ModelClient
+
+
+def __getattr__(name: str) -> Any:
+    """Import `ModelClient`; raises PolicyError without the extra."""
+    if name == "ModelClient":
+        from .harness.agent.model import ModelClient
+
+        return ModelClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import httpx2
 import msgspec
 
 from ...policies.closing import Closing
@@ -21,6 +20,13 @@ from ...policies.errors import ModelError, ModelUnavailable, PolicyError
 from ..sources import SecretSource, SecretUnreadable, read_secret
 from ..text.hidden import line
 from .messages import USUAL, Message, ModelReply, OnText, Sampling, ToolRequest, estimated_tokens
+
+try:
+    import httpx2
+except ImportError:
+    raise PolicyError(
+        "the client of a model needs the package httpx2", "pip install 'cellwright[agent]'"
+    ) from None
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _MOST_BYTES = 8 << 20  # of one answer, with what frames its text

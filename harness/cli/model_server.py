@@ -3,7 +3,6 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from ...policies.errors import PolicyError
 from ...policies.privacy import SOURCE_FORM
 from ..sources import named_source
 
@@ -30,10 +29,6 @@ def model_client(options: argparse.Namespace, context_tokens: int = CONTEXT_TOKE
     Raises PolicyError for an invalid option, and if the extra is not installed.
     """
     key = None if options.key is None else named_source(options.key, "--key")
-    try:
-        from ..agent.model import ModelClient
-    except ImportError:
-        raise PolicyError(
-            "the agent needs the package httpx2", "pip install 'cellwright[agent]'"
-        ) from None
+    from ..agent.model import ModelClient  # httpx2 takes 100 ms to import
+
     return ModelClient(options.model, options.model_name, key=key, context_tokens=context_tokens)

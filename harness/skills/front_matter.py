@@ -72,8 +72,8 @@ def _fields(text: str) -> dict[str, Value]:
         import yaml  # an extra, and seldom needed
     except ImportError:
         raise SkillError(
-            "skills: PyYAML is not installed", "pip install 'cellwright[skills]'"
-        ) from None
+            "skills: PyYAML is not installed: pip install 'cellwright[skills]'"
+        ) from None  # in the message, since that alone becomes the problem of a skill
     try:
         found = _EventReader(yaml).read(text)
     except yaml.YAMLError as error:

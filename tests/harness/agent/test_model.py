@@ -2,6 +2,7 @@
 
 import gzip
 import socket
+import subprocess
 import sys
 import time
 import types
@@ -16,6 +17,7 @@ from cellwright.harness.agent.messages import Message, ModelReply, Sampling
 from cellwright.harness.agent.model import ModelClient, _lines
 from cellwright.harness.sources import named_source
 from cellwright.policies.errors import ModelError, ModelUnavailable, PolicyError
+from tests.conftest import ROOT
 from tests.model_server import (
     Exchange,
     ModelServer,
@@ -300,3 +302,13 @@ def test_a_line_that_comes_in_pieces_is_put_together() -> None:
         parts = [text[at : at + size] for at in range(0, len(text), size)]
         found = list(_lines(Response(parts), time.monotonic() + 60))  # type: ignore[arg-type]
         assert found == text.split(b"\n")
+
+
+def test_without_the_extra_only_the_client_is_missing_and_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx2'] = None; from cellwright.agent import Agent; print(Agent.__name__)"
+    for wanted in ("from cellwright.agent import ModelClient", "Agent('http://127.0.0.1:1/v1')"):
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}; {wanted}"], cwd=ROOT, capture_output=True, text=True, check=False
+        )  # fmt: skip
+        assert done.stdout == "Agent\n"
+        assert done.stderr.endswith("hint: pip install 'cellwright[agent]'\n")
