@@ -263,3 +263,20 @@ def test_a_smoke_run_is_not_for_documents() -> None:
 def test_a_benchmark_that_there_is_not_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "speed"]) == 2
     assert "latency" in capsys.readouterr().err
+
+
+def test_the_main_readme_has_the_medians_of_few_peers() -> None:
+    titles = ("peer", "version", "p50 ms", "ratio", "runs", "new for each call")
+    rows = (
+        (peers.READY, "1", 1.0, 1.0, 9, "process"),
+        ("firejail", "2", 40.0, 40.0, 9, "-"),
+    )
+    table = ReportTable(title="t", columns=tuple(map(Column, titles)), rows=rows)
+    brief = peers._brief(table)
+    assert [each.title for each in brief.columns] == [
+        "peer",
+        "p50 ms",
+        "ratio",
+        "new for each call",
+    ]
+    assert brief.rows == ((peers.READY, 1.0, 1.0, "process"),)
