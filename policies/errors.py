@@ -156,14 +156,18 @@ class SessionNodeLost(NodeLost, SessionLost):
 
 
 class PauseError(CellwrightError):
-    """A session cannot be paused, or a paused one cannot be resumed."""
+    """A session cannot be paused, or a paused one cannot be resumed; `is_final`: never, here."""
+
+    def __init__(self, message: str, hint: str = "", *, is_final: bool = False) -> None:
+        super().__init__(message, hint)
+        self.is_final = is_final
 
 
 class PauseDiffers(PauseError):  # noqa: N818 - what happened, not a mistake
     """What a paused session needs is different by now; `differs` names it."""
 
     def __init__(self, message: str, hint: str = "", *, differs: tuple[str, ...] = ()) -> None:
-        super().__init__(message, hint)
+        super().__init__(message, hint, is_final=bool(differs))
         self.differs = differs
 
 

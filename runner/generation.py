@@ -107,7 +107,19 @@ class Generation:
 
         Raises LaunchError, LauncherLost.
         """
-        cells = self._new_cells(count)
+        yield from self._make(self._new_cells(count))
+
+    def keep(self) -> None:
+        """Keep the launcher, even if it is retired, until `free`."""
+        with self._lock:
+            self._living += 1
+
+    def make_kept(self) -> HeldCell:
+        """Return a new cell, though the launcher may be retired; raises LaunchError, LauncherLost."""
+        (held,) = self._make(self._new_cells(1, is_kept=True))
+        return held
+
+    def _make(self, cells: list[Cell]) -> Iterator[HeldCell]:
         ready = 0
         try:
             self.launcher.fork(cells)
@@ -119,10 +131,10 @@ class Generation:
         finally:
             self._discard(cells[ready:])
 
-    def _new_cells(self, count: int) -> list[Cell]:
+    def _new_cells(self, count: int, *, is_kept: bool = False) -> list[Cell]:
         """Return what will be cells once the launcher has made them, `count` or fewer."""
         with self._lock:
-            if self._retired:
+            if self._retired and not is_kept:
                 raise LauncherLost(cell_began=False)
             self._living += count
             self.forks += count

@@ -21,6 +21,7 @@ from .messages import Ended, Failed, Ready, Status, WaysOut, decode
 from .watching.listener import Listener
 
 if TYPE_CHECKING:
+    from ..policies.plan import Plan
     from .cell_network import CellNetwork
 
 _SETUP_SECONDS = 20.0
@@ -36,6 +37,16 @@ class Origin(Protocol):
     @property
     def id(self) -> str:
         """Names the launcher among all launchers."""
+
+    @property
+    def plan(self) -> "Plan":
+        """What its cells may do."""
+
+    def keep(self) -> None:
+        """Keep the launcher, even if it is retired, until `free`."""
+
+    def make_kept(self) -> "HeldCell":
+        """Return a new cell, though the launcher may be retired; raises LaunchError, LauncherLost."""
 
     @property
     def listens(self) -> bool:
@@ -65,8 +76,8 @@ class Origin(Protocol):
         """Have the sockets of a cell served, if the policy allows any name; raises InternalError for
         others than it should have."""
 
-    def free(self, cell: Cell) -> None:
-        """Free what a cell held that is gone."""
+    def free(self, cell: Cell | None) -> None:
+        """Free what a cell held that is gone, or that never came to be."""
 
 
 class HeldCell:
@@ -120,6 +131,15 @@ class HeldCell:
     def launcher_id(self) -> str:
         """Names the launcher from which it was forked."""
         return self._origin.id
+
+    @property
+    def plan(self) -> "Plan":
+        """What it may do."""
+        return self._origin.plan
+
+    @property
+    def origin(self) -> Origin:
+        return self._origin
 
     def settle_egress(self, *, ends: bool) -> NetworkRecord:
         """Return what the cell did with the network since the last time."""

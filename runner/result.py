@@ -72,13 +72,14 @@ class Phases(msgspec.Struct, frozen=True):
     """The time of a call by phase, in seconds.  `lease`: until a cell was ready, including waiting
     for a turn and building one on demand; `send`: handing the program over; `run`: until its last
     frame; `reply`: counting its usage; `teardown`: the part of it that the caller waited for, none
-    with a pool."""
+    with a pool; `resume`: until a paused session was back, before all others."""
 
     lease: float = 0.0
     send: float = 0.0
     run: float = 0.0
     reply: float = 0.0
     teardown: float = 0.0
+    resume: float = 0.0
 
 
 class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):

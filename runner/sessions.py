@@ -31,6 +31,8 @@ class Sessions:
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
+        self._rested = threading.Condition()  # guards the next one
+        self._rests = 0  # how often a session became idle or ended
         self._alive: list[SessionCell] = []
         self._by_listener: dict[int, SessionCell] = {}
         self._closed = False
@@ -43,20 +45,46 @@ class Sessions:
             self._free()
             raise
 
-    def make_room(self) -> None:
-        """Evict the session that was idle longest if there are too many; raises BusyError."""
+    def make_room(self, patience_seconds: float = 0.0) -> None:
+        """Pause, or else evict, sessions that were idle longest while there are too many; raises
+        BusyError if each is busy, and still is after `patience_seconds`."""
+        until = time.monotonic() + patience_seconds
+        seen = self._rests
+        while not self._make_room():
+            with self._rested:
+                if self._rests == seen and not self._rested.wait(
+                    max(0.0, until - time.monotonic())
+                ):
+                    raise BusyError(
+                        f"{len(self._alive)} sessions are alive, and each is busy",
+                        "close one, or let more live at once",
+                    )
+                seen = self._rests
+
+    def _make_room(self) -> bool:
+        """Tell whether there is room; without the lock while sessions are paused, which takes long."""
+        why = "it was idle longest, and another one was opened"
+        for session in self._too_many():
+            if session.try_to_pause(why) and not self._too_many():
+                return True
+        for session in self._too_many():
+            if session.may_evict() and session.try_to_evict(why) and not self._too_many():
+                return True
+        return not self._too_many()
+
+    def _too_many(self) -> list[SessionCell]:
+        """Return the sessions, idle longest first, if another one would be too many."""
         with self._lock:
             self._forget_the_lost()
-            for session in sorted(self._alive, key=lambda each: each.used_at):
-                if len(self._alive) < self._settings.alive:
-                    return
-                session.try_to_evict("it was idle longest, and another one was opened")
-                self._forget_the_lost()
-            if len(self._alive) >= self._settings.alive:
-                raise BusyError(
-                    f"{len(self._alive)} sessions are alive, and each is busy",
-                    "close one, or let more live at once",
-                )
+            if len(self._alive) < self._settings.alive:
+                return []
+            return sorted(self._alive, key=lambda each: each.used_at)
+
+    def note_rest(self) -> None:
+        """Let the callers that wait for room try again."""
+        with self._rested:
+            self._rests += 1
+            self._rested.notify_all()
 
     def admit(
         self, held: HeldCell, layers: tuple[str, ...], limits: Limits,
@@ -67,6 +95,7 @@ class Sessions:
                 held, layers, limits, self._settings, give_back, language, self._clock
             )
             session.on_thaw = self.look_again
+            session.on_rest = self.note_rest
         except BaseException:  # no caller would end the cell
             give_back(held)
             raise
@@ -74,7 +103,7 @@ class Sessions:
             closed = self._closed
             if not closed:
                 self._alive.append(session)
-                self._by_listener[session.attend_by(self._epoll)] = session
+                self._by_listener[session.attention.begin(self._epoll)] = session
                 os.eventfd_write(self._wake, 1)
         if closed:
             session.end(_CLOSED, "closed")
@@ -133,11 +162,11 @@ class Sessions:
                     # The session is gone in any case; this thread has to go on for the others.
                     with contextlib.suppress(Exception):
                         session.look()
-                if session.attend_again_at <= now:
+                if session.attention.again_at <= now:
                     _attend(session)
             self._forget_the_lost()
             due = min((each.due_at() for each in self._alive), default=now + _DAY)
-            again = min((each.attend_again_at for each in self._alive), default=now + _DAY)
+            again = min((each.attention.again_at for each in self._alive), default=now + _DAY)
             return max(0.0, min(max(_BREATH_SECONDS, due - now), again - now))
 
 

@@ -35,6 +35,16 @@ class SessionSettings(NamedTuple):
     idle_seconds: float = 1800.0
     lifetime_seconds: float = 86_400.0
     requests: int = 1_000_000
+    # With one of these, an idle session goes to disk (PauseSettings) and its cell away, until its next
+    # request: after so many seconds, or, idle longest first, while all cells take more memory by the
+    # count of their cgroups.  Before another session is opened beyond `alive`, too.
+    pause_seconds: float | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether idle sessions are paused."""
+        return self.pause_seconds is not None or self.memory_bytes is not None
 
 
 class PauseSettings(NamedTuple):

@@ -22,6 +22,7 @@ from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
 from .generation import NO_FILES, Generation
 from .held_cell import HeldCell
+from .launcher_claim import LauncherClaim
 from .messages import Ended
 from .outcome import Count, conclude
 from .pool import Pool
@@ -172,21 +173,31 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise ClosedError("the sandbox was made before this process was forked")
 
-    def open_session(self, sessions: Sessions) -> SessionCell:
-        """Return a cell that lives across requests, one of `sessions`; raises BusyError if too many
-        do, LaunchError."""
+    def open_session(self, sessions: Sessions, claim: LauncherClaim | None = None) -> SessionCell:
+        """Return a cell that lives across requests, one of `sessions`, of the launcher of `claim` if
+        there is one; raises BusyError if too many do, LaunchError."""
         self._require_owner()
         sessions.make_room()
-        held = self._pool.lease() or self._while_launchers_die(self._make_one)
-        plan = self.plan
-        limits = self._policy.limits
+        held, limits = self._cell_of(claim), self._policy.limits
+        plan = held.plan
         return sessions.admit(held, plan.layers, limits, self._pool.give_back, plan.language)
 
+    def _cell_of(self, claim: LauncherClaim | None) -> HeldCell:
+        if claim and claim.launcher_id != self._generation.id:
+            return claim.make()
+        held = self._pool.lease()
+        if held and claim and held.launcher_id != claim.launcher_id:  # it was replaced just now
+            self._pool.give_back(held)
+            held = None
+        if held is None and claim:
+            return claim.make()
+        return held or self._while_launchers_die(self._make_one)
+
     @contextlib.contextmanager
-    def fresh_cell(self) -> Iterator[HeldCell]:
+    def fresh_cell(self, claim: LauncherClaim | None = None) -> Iterator[HeldCell]:
         """Lend a cell in which nothing has run, and take it down afterwards; raises LaunchError."""
         self._require_owner()
-        held = self._pool.lease() or self._while_launchers_die(self._make_one)
+        held = self._cell_of(claim)
         try:
             yield held
         finally:

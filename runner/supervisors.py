@@ -12,6 +12,7 @@ from ..policies.errors import ClosedError
 from ..policies.languages import PYTHON, interpreter_of
 from ..policies.policy import Policy
 from .egress_process import EgressProcess
+from .launcher_claim import LauncherClaim
 from .session import SessionCell
 from .sessions import Sessions
 from .settings import PoolSettings, SessionSettings
@@ -65,6 +66,7 @@ class SupervisorsState(NamedTuple):
     supervisors: tuple[SupervisorState, ...]
     sessions: int
     frozen: int
+    paused: int = 0  # these have no cell, and are not among those that are alive
 
 
 class Supervisors:
@@ -96,17 +98,28 @@ class Supervisors:
                 self._others[language] = self._make(language)
             return self._others[language]
 
-    def open_session(self, supervisor: Supervisor) -> SessionCell:
-        """Return a session cell of a supervisor, which may be that of a set of packages.
+    def open_session(
+        self, supervisor: Supervisor, claim: LauncherClaim | None = None
+    ) -> SessionCell:
+        """Return a session cell of a supervisor, which may be that of a set of packages; of the
+        launcher of `claim`, if there is one.
 
         Raises BusyError if too many sessions of the sandbox live, and LaunchError.
         """
+        return supervisor.open_session(self._counted(), claim)
+
+    def make_room(self, patience_seconds: float) -> None:
+        """Pause or evict idle sessions if there are too many; raises BusyError if each is busy for so
+        long."""
+        self._counted().make_room(patience_seconds)
+
+    def _counted(self) -> Sessions:
         with self._lock:
             if self._closed:
                 raise ClosedError("the sandbox was closed")
             if self._sessions is None:
                 self._sessions = Sessions(self._settings, self._clock)
-        return supervisor.open_session(self._sessions)
+            return self._sessions
 
     def state(self) -> "SupervisorsState":
         """Return what the supervisors of all languages do now."""

@@ -41,6 +41,13 @@ class History:
             self._calls.clear()
             self._gone = why
 
+    def shrink(self, most_bytes: int) -> None:
+        """Drop the calls if they take more than `most_bytes`: the session is paused."""
+        if _MOST_BYTES - self._left > most_bytes:
+            self.forget(
+                f"pause: the calls of a session are kept while it is paused up to {most_bytes} bytes"
+            )
+
     def begin(self, execution_id: str) -> None:
         """Note that this execution runs now, which fixes its place: calls may wait in other threads."""
         with self._lock:

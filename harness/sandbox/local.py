@@ -15,6 +15,7 @@ from ...runner.concurrency import NEVER
 from ...runner.host.ids import id_for
 from ...runner.request import Request
 from ...runner.result import SandboxResult
+from ...runner.settings import SessionSettings
 from ...runner.shared_files import PLACE as TOOLS
 from ...runner.shared_files import SKILLS, SharedFiles
 from ...runner.spawn import interpreter
@@ -30,6 +31,7 @@ from .checks import (
     check_sessions,
     check_user,
 )
+from .open_sessions import OpenSessions
 from .packaged import PackagedCells
 from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
@@ -45,7 +47,7 @@ from .sandbox_arguments import (
     with_store_of,
 )
 from .session import Session
-from .sessions import OpenSessions, SkillReplay
+from .sessions import SessionServices, SkillReplay
 
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from ..skills.skills import Skills
     from .egress import SandboxEgress
     from .network import SandboxNetwork
+    from .pausing.idle_pauses import IdlePauses
     from .pausing.pausing import Pausing
     from .private import PrivateCalls
     from .pythons import HostPython
@@ -83,7 +86,13 @@ class LocalCells:
         self._pauses = check_pause_settings(given.pauses)
         rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
         pool = check_pool(given.pool, fresh_exec=given.fresh_exec)
-        sessions, language = check_sessions(given.sessions), check_language(given.language)
+        sessions = check_sessions(given.sessions)
+        if sessions.pauses and given.fresh_exec:
+            raise PolicyError(
+                "sessions.pause_seconds, sessions.memory_bytes: cannot be combined with fresh_exec",
+                "a paused session keeps its launcher, which takes more memory than its cell",
+            )
+        language = check_language(given.language)
         interpreters, user = check_interpreters(given.interpreters), check_user(given.user)
         root = given.cgroup_root
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
@@ -114,12 +123,12 @@ class LocalCells:
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
         try:
-            self._serve(rules, SkillReplay(settings.replaying, self._skills))
+            self._serve(rules, sessions, SkillReplay(settings.replaying, self._skills))
         except BaseException:
             self.close()
             raise
 
-    def _serve(self, rules: Rules, replay: SkillReplay) -> None:
+    def _serve(self, rules: Rules, sessions: SessionSettings, replay: SkillReplay) -> None:
         """Make what requests and sessions of the started launcher pass through."""
         trail = _trail_of(self.audit, self.plan)
         self._pipeline = RequestPipeline(
@@ -131,7 +140,9 @@ class LocalCells:
             self._skills.execute = lambda given: self.execute(given, None, NEVER)
         self._sessions = OpenSessions(
             self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
-            self._branching, lambda: self._pausing, replay,
+            SessionServices(
+                sessions, self._branching, lambda: self._pausing, _idle_pauses(sessions), replay
+            ),
         )  # fmt: skip
         if self._egress:
             self._egress.listen()
@@ -273,12 +284,14 @@ class LocalCells:
         return (False, str(findings[0])) if findings else (True, None)
 
     def state(self) -> SupervisorsState:
-        return self._supervisors.state()
+        return self._supervisors.state()._replace(paused=self._sessions.paused())
 
     def settle(self) -> None:
         self._packaged.settle()
 
     def close(self) -> None:
+        if "_sessions" in vars(self):
+            self._sessions.close()
         self._programs.close()
         self._packaged.close()
         self._branching.close()
@@ -312,6 +325,14 @@ def _private_calls(given: SandboxArguments, policy: Policy) -> "PrivateCalls | N
     from .private import private_calls  # seldom needed
 
     return private_calls(given.privacy, policy)
+
+
+def _idle_pauses(settings: SessionSettings) -> "IdlePauses | None":
+    if not settings.pauses:
+        return None
+    from .pausing.idle_pauses import IdlePauses  # seldom needed
+
+    return IdlePauses(settings)
 
 
 def _once_at_rest(_: int) -> None:

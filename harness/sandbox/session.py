@@ -54,6 +54,12 @@ class Session(Executing):
     def expired(self) -> str:
         """The setting that has ended the session, `idle_seconds` or `lifetime_seconds`; else empty."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether an idle session is on disk, without a cell; it comes back with its next request
+        (SessionSettings.pause_seconds, SessionSettings.memory_bytes)."""
+        return False
+
     def upload(self, path: str, data: FileContent) -> None:
         """Write a file below /workspace; raises WorkspaceError if there is no room for it."""
         self._write({path: data})

@@ -1,45 +1,44 @@
-"""`CellSession`, a session in a cell of this process, and `OpenSessions`, those of one sandbox."""
+"""`CellSession`: a session in a cell of this process."""
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from ...policies.errors import PauseError, PolicyError
+from ...policies.errors import PolicyError
 from ...policies.plan import Plan
-from ...policies.policy import Limits, check_limit
+from ...policies.policy import check_limit
 from ...runner.capture import OnOutput
 from ...runner.concurrency import NEVER
 from ...runner.request import Request
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.session import SessionCell
-from ...runner.supervisors import Supervisors
+from ...runner.settings import SessionSettings
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
 from .checks import check_flag
 from .history import History, outcome_of
-from .packaged import Lease, PackagedCells
-from .parameters import CallArguments, CommandArguments, SessionArguments, TerminalArguments
+from .parameters import CallArguments, CommandArguments, TerminalArguments
 from .pipeline import RequestPipeline
-from .ports.exposed import ExposedPort, ExposedPorts, SandboxPorts
-from .request import Rejected, check_language
+from .ports.exposed import ExposedPort
+from .returning_cell import LeasedCell, OpenAgain, ReturningCell
 from .session import Session, own
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from ...runner.branching_process import BranchingProcess
-    from ...runner.held_cell import HeldCell
     from ..skills.store import KeptSkill, SkillStore
+    from .pausing.idle_pauses import IdlePauses
     from .pausing.pausing import Pausing
     from .sandbox_skills import SandboxSkills
     from .skill_saving import MakeSupervisor
     from .terminal import Terminal
     from .workspaces.calls import NamedWorkspace, SessionWorkspace
+
+_T = TypeVar("_T")
+_PAUSED_CALLS_BYTES = 65_536  # of a paused session, so that it can still be forked
 
 
 class SkillReplay(NamedTuple):
@@ -49,53 +48,67 @@ class SkillReplay(NamedTuple):
     skills: "SandboxSkills | None" = None  # of the sandbox: a kept skill is added to them
 
 
+class SessionServices(NamedTuple):
+    """What the sessions of one sandbox share.  `replay` tries the skills that are made of them."""
+
+    settings: SessionSettings
+    branching: "BranchingProcess"
+    pausing: "Callable[[], Pausing]"
+    idle: "IdlePauses | None" = None  # if idle sessions are paused
+    replay: SkillReplay | None = None
+
+
 class CellSession(Session):
     """A session whose cell this process made."""
 
     def __init__(
-        self,
-        id: str,
-        cell: SessionCell,
-        pipeline: RequestPipeline,
-        another: "Callable[[str], CellSession]",
-        branching: "BranchingProcess",
-        pausing: "Callable[[], Pausing]",
-        ports: ExposedPorts,
-        lease: Lease,
-        packages: tuple[str, ...] = (),
+        self, first: LeasedCell, pipeline: RequestPipeline, services: SessionServices,
+        another: "Callable[[str], CellSession]", open_again: OpenAgain,
         kept_in: "SessionWorkspace | None" = None,
-        replay: "SkillReplay | None" = None,
-    ) -> None:
-        """`lease`: of the launcher, returned when the session ends; `packages`: what it was opened
-        with; `replay`: tries the skills that are made of it."""
-        self.id = id
-        self.packages = packages
-        self._cell = cell
-        self._limits = cell.limits
+    ) -> None:  # fmt: skip
+        """`first`: its cell.  `another` opens a session that is alike, and takes the reason."""
+        self.id = first.id
+        self.packages = first.packages
+        self._language = first.language
+        self._limits = first.cell.limits
         self._pipeline = pipeline
+        self._services = services
         self._another = another
-        self._branching = branching
-        self._pausing = pausing
-        self._ports = ports
-        self._lease = lease
         self._kept_in = kept_in
-        self._replay = replay
         self._history = History()
+        tell = partial(pipeline.record_session, self.id)
+        self._returning = ReturningCell(
+            first, services.settings, services.pausing, open_again, self._adopt, tell
+        )
+        self._adopt(first)
+        if services.idle and not kept_in:
+            services.idle.add(self._returning)
+
+    def _adopt(self, leased: LeasedCell) -> None:
+        """Make a cell the session's own."""
+        cell = leased.cell
         cell.on_begin = self._history.begin
-        cell.on_end = self._end
-        cell.on_last_network = partial(pipeline.record_network, id)
+        cell.on_end = partial(self._end, leased)
+        cell.on_last_network = partial(self._pipeline.record_network, self.id)
+        if self._services.idle and not self._kept_in:
+            cell.on_idle = self._returning.try_to_pause
+            cell.may_evict = lambda: self._returning.is_evictable
 
     @property
     def language(self) -> str:
-        return self._cell.language
+        return self._language
 
     @property
     def lost(self) -> str:
-        return self._cell.lost
+        return self._returning.lost
 
     @property
     def expired(self) -> str:
-        return self._cell.expired
+        return self._returning.expired
+
+    @property
+    def paused(self) -> bool:
+        return self._returning.is_paused
 
     @property
     def workspace(self) -> KeptWorkspace | None:
@@ -115,30 +128,40 @@ class CellSession(Session):
                 raise PolicyError(
                     f"language: this session runs {self.language} only, got {language}"
                 )
-            return self._cell.execute(request, told, cancel)
+            return self._returning.use(
+                lambda here, seconds: _with_resuming(
+                    here.cell.execute(request, told, cancel), seconds
+                )
+            )
 
         with self._pipeline.streamed(on_output, self.id) as told:
             result = self._pipeline.perform(own(given), perform, self.id)
-        if result.ok and (look_at := self._lease.look_at):
+        if result.ok and (look_at := self._returning.here.lease.look_at):
             look_at(given.code)
         if result.status is not SandboxStatus.REJECTED and result.phases.run:  # it was executed
             self._history.add(given, result)
+        if self._services.idle:
+            self._services.idle.note_rest()
         return replace(result, workspace=self.workspace) if result.session_lost else result
 
     def download(self, path: str) -> bytes:
         if not isinstance(path, str):
             raise PolicyError(f"path: must be text, got {path!r}")
-        with self._cell.held() as workspace:
-            return read_file(workspace, path, room(workspace))
+        return self._in_workspace(lambda workspace: read_file(workspace, path, room(workspace)))
+
+    def _in_workspace(self, look: Callable[[int], _T]) -> _T:
+        def work(here: LeasedCell, _: float) -> _T:
+            with here.cell.held() as workspace:
+                return look(workspace)
+
+        return self._returning.use(work)
 
     def files(self) -> tuple[WorkspaceFile, ...]:
-        with self._cell.held() as workspace:
-            listing = list_files(workspace)
+        listing = self._in_workspace(list_files)
         return tuple(WorkspaceFile(path, seen.size_bytes) for path, seen in sorted(listing.items()))
 
     def snapshot(self) -> bytes:
-        with self._cell.held() as workspace:
-            return pack(files_of(workspace))
+        return self._in_workspace(lambda workspace: pack(files_of(workspace)))
 
     def save(self) -> KeptWorkspace:
         return self._kept_in.save() if self._kept_in else super().save()
@@ -151,14 +174,17 @@ class CellSession(Session):
     def expose(
         self, port: int, *, path: str | os.PathLike[str] | None = None, host_port: int | None = None
     ) -> ExposedPort:
-        return self._ports.expose(self._cell.network(), port, path, host_port)
+        def work(here: LeasedCell, _: float) -> ExposedPort:
+            return here.ports.expose(here.cell.network(), port, path, host_port)
+
+        return self._returning.use(work)
 
     def extend(self, seconds: float) -> None:
         check_limit("seconds", seconds)
-        self._cell.extend(seconds)
+        self._returning.use(lambda here, _: here.cell.extend(seconds))
 
     def freeze(self) -> bool:
-        return self._cell.freeze()
+        return self.paused or self._cell.freeze()
 
     def _terminal(self, given: TerminalArguments) -> "Terminal":
         if not self._pipeline.policy.processes.terminal:
@@ -166,25 +192,35 @@ class CellSession(Session):
                 "terminal: the policy allows none",
                 "use policy='workshop', or set processes.terminal in yours",
             )
-        from ...runner.terminal import open_terminal, resize  # seldom needed
-        from .terminal import Terminal, check_size, command_of
+        from .terminal import check_size, command_of
 
         size = check_size(given.rows, given.columns)
         command = command_of(given)
+        return self._returning.use(lambda here, _: self._terminal_in(here.cell, command, size))
+
+    def _terminal_in(
+        self, cell: SessionCell, command: CommandArguments, size: tuple[int, int]
+    ) -> "Terminal":
+        from ...runner.terminal import open_terminal, resize  # seldom needed
+        from .terminal import Terminal
+
         with contextlib.ExitStack() as undone:
-            self._cell.begin_use()
-            undone.callback(self._cell.end_use)
-            with self._cell.held() as workspace:
+            cell.begin_use()
+            undone.callback(cell.end_use)
+            with cell.held() as workspace:
                 opened = open_terminal(workspace)
             undone.callback(os.close, opened.master)
             resize(opened.master, *size)
             process = self._processes().start(command, opened.path)
             undone.pop_all()
-        return Terminal(opened.master, process, self._cell.end_use)
+        return Terminal(opened.master, process, cell.end_use)
 
-    def _end(self, action: str, why: str) -> None:
-        self._ports.close()
-        self._lease.close()
+    def _end(self, leased: LeasedCell, action: str, why: str) -> None:
+        if action == "paused" and self.paused:  # the lease goes on
+            leased.ports.close()
+            self._history.shrink(_PAUSED_CALLS_BYTES)
+        else:
+            leased.release()
         self._pipeline.record_session(self.id, action, why)
 
     def save_skill(
@@ -196,7 +232,8 @@ class CellSession(Session):
     ) -> "KeptSkill":  # fmt: skip
         from .skill_saving import SkillDraft, check_texts, drafted, keep, try_out
 
-        if self._replay is None:
+        replay = self._services.replay
+        if replay is None:
             return super().save_skill(name, description)
         draft = SkillDraft(name, description, body, tests, task, model, allowed_tools, maker)
         check_texts(draft)
@@ -205,10 +242,10 @@ class CellSession(Session):
         self._pipeline.check_tokens(
             {path: each.content for path, each in skill.tree.files.items()}, self.id
         )
-        policy = self._lease.supervisor.policy
+        policy = self._returning.here.lease.supervisor.policy
         pipeline = self._pipeline.without_tools()
-        try_out(skill, tests, self.language, pipeline, policy, self._replay.make)
-        return keep(skill, store, self._replay.skills, trust=trust, allow_similar=allow_similar)
+        try_out(skill, tests, self.language, pipeline, policy, replay.make)
+        return keep(skill, store, replay.skills, trust=trust, allow_similar=allow_similar)
 
     def _files_of_skill(
         self, name: str, files: Sequence[str] | Mapping[str, str | bytes] | None
@@ -252,9 +289,11 @@ class CellSession(Session):
 
         check_flag("reseed", reseed)
         may_replay = check_flag("replay", replay)
-        return branch(
-            self, check_branches(n), reseed=reseed, may_replay=may_replay, another=self._another,
-            process=self._branching,
+        return self._returning.use(
+            lambda here, _: branch(
+                self, check_branches(n), reseed=reseed, may_replay=may_replay,
+                another=self._another, process=self._services.branching,
+            )
         )  # fmt: skip
 
     def pause(self) -> str:
@@ -262,19 +301,18 @@ class CellSession(Session):
             raise PolicyError(
                 "pause: a session with a named workspace cannot be paused", "save() it"
             )
-        return self._pausing().pause(self)
-
-    def fresh_cell(self) -> "AbstractContextManager[HeldCell]":
-        """Lend a cell of the launcher that makes those of such sessions now."""
-        return self._lease.supervisor.fresh_cell()
+        return self._returning.pause()
 
     @property
     def cell(self) -> SessionCell:
-        return self._cell
+        """Its cell, the last one that it had if it is paused."""
+        return self._returning.here.cell
+
+    _cell = cell
 
     @property
     def plan(self) -> Plan:
-        return self._lease.supervisor.plan
+        return self.cell.plan
 
     def take_history(self, source: "CellSession") -> None:
         """Go on from the calls of `source`, of which this is a branch."""
@@ -286,6 +324,10 @@ class CellSession(Session):
         """Keep a fork or a skill from being made of the calls so far: this session was paused."""
         self._history.forget("pause: the calls from before a session was paused are not kept")
 
+    def end(self, why: str) -> None:
+        """End the session and save nothing."""
+        self._returning.end(why)
+
     def close(self) -> None:
         """End the session and save its named workspace, if any; closing twice is fine.
 
@@ -296,141 +338,14 @@ class CellSession(Session):
         kept_in = None if self.lost else self._kept_in
         if kept_in:
             kept_in.complete()
-        self._cell.end("it was closed", "closed")
+        self._returning.end("it was closed")
         if kept_in and self.lost:  # not so in a forked child, which ends nothing
             kept_in.finish()
 
 
-class OpenSessions:
-    """The sessions of one sandbox, by id."""
-
-    def __init__(
-        self, supervisors: Supervisors, pipeline: RequestPipeline, ports: SandboxPorts,
-        packaged: PackagedCells, limits: Limits, branching: "BranchingProcess",
-        pausing: "Callable[[], Pausing]",
-        replay: "SkillReplay | None" = None,
-    ) -> None:  # fmt: skip
-        """`limits`: of the policy; a set of packages is built within their wall time.  `replay` tries
-        the skills that are made of sessions."""
-        self._supervisors = supervisors
-        self._pipeline = pipeline
-        self._ports = ports
-        self._packaged = packaged
-        self._limits = limits
-        self._replay = replay
-        self._branching = branching
-        self._pausing = pausing
-        self._lock = threading.Lock()
-        self._by_id: dict[str, CellSession] = {}
-
-    def open(
-        self, given: SessionArguments, wanted: "NamedWorkspace | None" = None, why: str = ""
-    ) -> CellSession:
-        """Return the session of an id, or a new one, of which the trail says `why` it was opened."""
-        language = _language(given.language)
-        with self._lock:
-            if known := self._known(given, wanted, language):
-                return known
-        # Without blocking other sessions meanwhile: the set may have to be built.
-        lease = self._packaged.lease(given.packages, language, self._limits.wall_seconds)
-        try:
-            return self._open_new(given, wanted, language, lease, why)
-        except BaseException:
-            lease.close()
-            raise
-
-    def resume(self, token: str) -> CellSession:
-        """Return the session that was paused; raises PauseError."""
-        return self._pausing().resume(token, self.open_new)
-
-    def discard(self, token: str) -> None:
-        """Remove the state of a paused session; raises PauseError."""
-        self._pausing().discard(token)
-
-    def open_new(self, given: SessionArguments, why: str) -> CellSession:
-        """Return a new session; raises PauseError if one of that id lives."""
-        with self._lock:
-            known = self._by_id.get(given.id or "")
-        if known and not known.lost:
-            raise PauseError(
-                f"token: a session of its id lives: {given.id!a}", "close that session"
-            )
-        return self.open(given, None, why)
-
-    def _known(
-        self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str
-    ) -> CellSession | None:
-        """Return the session of that id if it lives; raises PolicyError if it is of another kind."""
-        known = self._by_id.get(given.id or "")
-        if known is None or known.lost:
-            return None
-        known.check_workspace(wanted)
-        if known.language != language:
-            raise PolicyError(
-                f"language: session {given.id!r} runs {known.language}, got {language}"
-            )
-        if given.packages and tuple(given.packages) != known.packages:
-            raise PolicyError(f"packages: session {given.id!r} was opened with others")
-        return known
-
-    def _open_new(
-        self, given: SessionArguments, wanted: "NamedWorkspace | None", language: str, lease: Lease,
-        why: str,
-    ) -> CellSession:  # fmt: skip
-        id = given.id or os.urandom(16).hex()
-        if wanted:
-            return self._open_in(wanted, id, given, lease)
-        with self._lock:
-            if known := self._known(given, wanted, language):  # another thread was first
-                lease.close()
-                return known
-            return self._open(id, given, lease, why=why)
-
-    def _open_in(
-        self, wanted: "NamedWorkspace", id: str, given: SessionArguments, lease: Lease
-    ) -> CellSession:
-        """Open a session with the files of a workspace, without blocking other sessions meanwhile."""
-        from .workspaces.calls import SessionWorkspace
-
-        kept_in = SessionWorkspace(
-            wanted, partial(self._pipeline.record_workspace, session_id=id), id
-        )
-        try:
-            with self._lock:
-                session = self._open(id, given, lease, kept_in)
-        except BaseException:
-            kept_in.release()
-            raise
-        try:
-            kept_in.lay(session._write)
-        except BaseException:
-            session._cell.end("the files of its workspace could not be written", "closed")
-            raise
-        return session
-
-    def _open(
-        self, id: str, given: SessionArguments, lease: Lease,
-        kept_in: "SessionWorkspace | None" = None, why: str = "",
-    ) -> CellSession:  # fmt: skip
-        self._by_id = {key: each for key, each in self._by_id.items() if not each.lost}
-        cell = self._supervisors.open_session(lease.supervisor)
-        self._pipeline.record_session(id, "opened", why)
-        cell.keep_record(id, self._pipeline.policy.name)
-        if kept_in:
-            kept_in.attach(cell)
-        alike = SessionArguments(language=given.language, packages=given.packages)
-        another = partial(self.open, alike, None)
-        ports, packages = self._ports.of_cell(cell), tuple(given.packages)
-        session = CellSession(
-            id, cell, self._pipeline, another, self._branching, self._pausing, ports, lease, packages,
-            kept_in, self._replay,
-        )  # fmt: skip
-        self._by_id[id] = session
-        return session
-
-
-def _language(name: str) -> str:
-    try:
-        return check_language(name)
-    except Rejected as refusal:
-        raise PolicyError(f"language: {refusal}") from None
+def _with_resuming(result: SandboxResult, seconds: float) -> SandboxResult:
+    """Return a result that tells how long it took until the paused session was back."""
+    if not seconds:
+        return result
+    took = replace(result.phases, resume=seconds)
+    return replace(result, phases=took, execution_time=result.execution_time + seconds)

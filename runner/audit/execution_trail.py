@@ -130,6 +130,8 @@ class ExecutionTrail:
         pool: dict[str, Any] = (
             {} if in_session else {"pool_hit": result.pool_hit}
         )  # a session has its cell
+        if phases.resume:
+            pool["resume_seconds"] = round(phases.resume, 6)
         return self.log.record(
             "execution", terminal, sandbox_id=self.sandbox_id, span=begun.span, owed=begun.kept,
             level=AuditLevel.INFO if result.ok else AuditLevel.WARNING,

@@ -243,7 +243,7 @@ threading.Thread(target=serve, daemon=True).start()
                 assert (session.lost, cell_of(session).is_frozen) == ("", False)
                 sock.sendall(b"again")
                 assert sock.recv(5) == b"again"
-            assert soon(lambda: cell_of(session)._users == 0)
+            assert soon(lambda: not cell_of(session).is_in_use)
             freeze(session, clock)
 
 

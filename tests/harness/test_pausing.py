@@ -278,8 +278,9 @@ def test_memory_that_only_the_fresh_cell_has_is_dropped(sandbox: Sandbox) -> Non
     with sandbox.session() as source, sandbox.session() as fresh:
         source.execute("x = [bytes(100_000) for _ in range(200)]")  # zeros that nobody touched
         fresh.execute("y = [b'y' * 100_000 for _ in range(200)]")
-        process, plan = source._branching, source.plan  # type: ignore[attr-defined]
-        with source.fresh_cell() as cell:  # type: ignore[attr-defined]
+        process = source._services.branching  # type: ignore[attr-defined]
+        plan = source.plan  # type: ignore[attr-defined]
+        with source._returning.here.fresh_cell() as cell:  # type: ignore[attr-defined]
             image = memory_to_keep(cell, -1, process, plan, 1 << 30)
         with source.cell.resting() as (held, past):  # type: ignore[attr-defined]
             kept = memory_to_keep(held, image, process, plan, 1 << 30)
@@ -489,9 +490,9 @@ def test_the_cpu_time_is_counted_on(sandbox: Sandbox) -> None:
         "t = __import__('time')\nend = t.process_time() + 0.2\nwhile t.process_time() < end: pass"
     )
     with sandbox.resume(session.pause()) as resumed:
-        past = resumed._cell._cpu_before  # type: ignore[attr-defined]
+        past = resumed._cell._turns.cpu_before  # type: ignore[attr-defined]
         assert past > 0.15 or not resumed._cell._held.cell.cgroup.cpu_seconds()  # type: ignore[attr-defined]
-        assert resumed._cell._requests == 1  # type: ignore[attr-defined]
+        assert resumed._cell._turns.requests == 1  # type: ignore[attr-defined]
 
 
 def test_the_trail_tells_of_both(tmp_path: Path) -> None:

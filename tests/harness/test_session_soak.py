@@ -199,7 +199,7 @@ def test_a_request_that_waits_is_served_and_not_evicted() -> None:
         next(running.output())
         waiting = session.start("6 * 7")
         assert soon(lambda: len(session._cell._concurrency._queue) == 1)
-        session._cell._settings = settings._replace(idle_seconds=0.0)  # its time is over
+        session._cell._clock.settings = settings._replace(idle_seconds=0.0)  # its time is over
         assert not session._cell.try_to_evict("it was idle")
         with pytest.raises(BusyError, match="1 sessions are alive"):
             sandbox.session()

@@ -1,5 +1,6 @@
 """`Pausing`: pauses the sessions of one sandbox, and resumes them in fresh cells."""
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -12,29 +13,32 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from ....policies.errors import PauseDiffers, PauseError
+from ....policies.errors import PauseError
 from ....policies.plan import FIXED_ADDRESSES, Plan
 from ....runner.branching_process import BranchingProcess, CannotBranch
+from ....runner.concurrency import ConcurrencyLimit
 from ....runner.held_cell import HeldCell
-from ....runner.session import SessionCell, SessionPast
+from ....runner.session import SessionCell
 from ....runner.session_pauses import (
     files_to_keep,
     memory_to_keep,
     require_keepable,
     restore_session,
 )
+from ....runner.session_turns import SessionPast
 from ....runner.settings import PauseSettings
 from ....runner.spawn import interpreter
 from ...version import installed_version
 from ..parameters import SessionArguments
+from .differences import OTHER_LAUNCHER, differing, launcher_ended
 from .state_file import END, FILES, HEADER, MEMORY, PauseToken, StateWriter
 from .store import PausedStates
 
 _PIECE_BYTES = 8 << 20
 _IMAGE_BYTES = 256 << 20
 _MOST_IMAGES = 8
-_LAUNCHER = "its launcher ended or was replaced, and it does not have the addresses of another one"
-_HINT = "Sandbox(pausable=True) pauses sessions that can be resumed after a restart"
+_AT_ONCE = 2
+_TURN_SECONDS = 30.0
 
 
 class Pausable(Protocol):
@@ -55,12 +59,20 @@ class Pausable(Protocol):
     def fresh_cell(self) -> AbstractContextManager[HeldCell]:
         """Lend a cell of the launcher that makes those of such sessions now."""
 
-    def forget_calls(self) -> None: ...
+
+class Resumable(Protocol):
+    """A fresh session, or the cell of one."""
+
+    @property
+    def cell(self) -> SessionCell: ...
+
+    @property
+    def plan(self) -> Plan: ...
 
     def close(self) -> None: ...
 
 
-_Session = TypeVar("_Session", bound=Pausable)
+_Resumed = TypeVar("_Resumed", bound=Resumable)
 
 
 class Surroundings(NamedTuple):
@@ -95,6 +107,13 @@ class _Image:
         self.close = weakref.finalize(self, os.close, file)
 
 
+class KeptState(NamedTuple):
+    """A state in the directory; its launcher's image stays known while this is kept."""
+
+    token: str
+    image: _Image
+
+
 class _ReadState(NamedTuple):
     """A state that was read and verified whole."""
 
@@ -111,23 +130,36 @@ class Pausing:
         self._states = PausedStates(settings)
         self._process = process
         self._lock = threading.Lock()
-        self._images: dict[str, _Image] = {}  # by launcher or digest, the last few
+        # What is kept or read takes memory meanwhile, up to most_bytes for each.
+        self._keeping = ConcurrencyLimit(_AT_ONCE, _TURN_SECONDS)
+        self._reading = ConcurrencyLimit(_AT_ONCE, _TURN_SECONDS)
+        # By launcher or digest: those that a paused session of this process needs, and the last few.
+        self._known: weakref.WeakValueDictionary[str, _Image] = weakref.WeakValueDictionary()
+        self._images: dict[str, _Image] = {}
 
-    def pause(self, session: Pausable) -> str:
-        """Keep the state of a session and end it; return the token.  Raises PauseError, after which
-        the session goes on as if nothing had been."""
+    @contextlib.contextmanager
+    def kept(self, session: Pausable, *, is_use: bool = True) -> Iterator[KeptState]:
+        """Keep the state of a session, and yield its name while no request can run, for a block that
+        ends the session; if the block raises, the state is removed.
+
+        Without `is_use`, a session that is idle or frozen stays so.  Raises PauseError, BusyError,
+        after which the session goes on as if nothing had been.
+        """
         token = PauseToken.new()
-        with session.cell.resting() as (held, past):
+        with _slot(self._keeping), session.cell.resting(is_use=is_use) as (held, past):
             try:
-                self._keep(session, held, past, token)
+                image = self._keep(session, held, past, token)
             except CannotBranch as error:
                 raise PauseError(f"pause: the session cannot be paused: {error}") from None
-            session.cell.end("it was paused", "paused")
-        return str(token)
+            try:
+                yield KeptState(str(token), image)
+            except BaseException:
+                self._states.remove(token)
+                raise
 
     def _keep(
         self, session: Pausable, held: HeldCell, past: SessionPast, token: PauseToken
-    ) -> None:
+    ) -> _Image:
         if session.cell.is_in_use:
             raise CannotBranch("a terminal, an exposed port or a copy of it is in use")
         require_keepable(held, session.plan)
@@ -144,6 +176,7 @@ class Pausing:
                 writer.add(FILES, batch)
             self._write_memory(session, held, image, writer)
             writer.add(END)
+        return image
 
     def _write_memory(
         self, session: Pausable, held: HeldCell, image: _Image, writer: StateWriter
@@ -158,7 +191,7 @@ class Pausing:
 
     def _image_for(self, session: Pausable, held: HeldCell) -> _Image:
         """Return the image of a session's launcher, made of a fresh cell if there is none yet."""
-        if found := self._images.get(held.launcher_id):
+        if found := self._known.get(held.launcher_id):
             return found
         with session.fresh_cell() as fresh:
             if not fresh.is_sibling_of(held):
@@ -169,27 +202,32 @@ class Pausing:
     def _add(self, name: str, image: _Image) -> _Image:
         """Keep an image; another thread may have been first."""
         with self._lock:
-            known = self._images.setdefault(name, image)
-            self._images.setdefault(image.digest, known)
+            known = self._known.setdefault(name, image)
+            self._known.setdefault(image.digest, known)
+            self._images[name] = known
             for oldest in list(self._images)[:-_MOST_IMAGES]:
                 del self._images[oldest]
         return known
 
     def resume(
-        self, text: object, open_new: Callable[[SessionArguments, str], _Session]
-    ) -> _Session:
+        self, text: object, open_new: Callable[[SessionArguments, str], _Resumed]
+    ) -> _Resumed:
         """Return the session of a token in a fresh cell; the token is of no use afterwards.
 
-        `open_new` opens a session, if none of its id lives; it takes the reason, for the trail.  Raises
-        PauseError, PauseDiffers; the token can be used again then.
+        `open_new` opens a session, or a cell for it, if none of its id lives; it takes the reason, for
+        the trail.  Raises PauseError, PauseDiffers; the token can be used again then.
         """
         token = PauseToken.parse(text)
-        with self._states.taking(token) as pieces:
+        with _slot(self._reading), self._states.taking(token) as pieces:
             state = _read(pieces)
             try:
                 return self._resume(state, open_new)
             finally:
                 os.close(state.memory)
+
+    def remove(self, kept: KeptState) -> None:
+        """Remove a state that this process has kept, or what was put in its place."""
+        self._states.remove(PauseToken.parse(kept.token))
 
     def discard(self, text: object) -> None:
         """Remove the state of a token unread; raises PauseError."""
@@ -198,8 +236,8 @@ class Pausing:
             next(pieces)  # raises unless the secret is that of the state, not its name alone
 
     def _resume(
-        self, state: _ReadState, open_new: Callable[[SessionArguments, str], _Session]
-    ) -> _Session:
+        self, state: _ReadState, open_new: Callable[[SessionArguments, str], _Resumed]
+    ) -> _Resumed:
         header = state.header
         given = SessionArguments(id=header.id, language=header.language, packages=header.packages)
         session = open_new(given, "a paused session is resumed")
@@ -211,20 +249,19 @@ class Pausing:
                 session.cell, state.files, image.file, state.memory, self._process, session.plan
             )
             session.cell.continue_from(header.past)
-            session.forget_calls()
         except BaseException as error:
             session.close()
             if isinstance(error, CannotBranch):
-                raise _differs((str(error),)) from None
+                raise differing((str(error),), is_final=False) from None
             raise
         return session
 
     def _image_of(self, digest: str) -> _Image:
-        if found := self._images.get(digest):
+        if found := self._known.get(digest):
             return found
         file = self._states.image(digest)
         if file is None:
-            raise _differs((_LAUNCHER,))
+            raise launcher_ended()
         return self._add(digest, _Image(file, digest))
 
     def close(self) -> None:
@@ -261,14 +298,19 @@ def _require_equal(header: PausedSession, plan: Plan, held: HeldCell) -> None:
     ]
     is_fixed = header.has_fixed_addresses and FIXED_ADDRESSES in plan.layers
     if held.launcher_id != header.launcher and not is_fixed:
-        differs.append(_LAUNCHER)
+        differs.append(OTHER_LAUNCHER)
     if differs:
-        raise _differs(tuple(differs))
+        raise differing(tuple(differs))
 
 
-def _differs(differs: tuple[str, ...]) -> PauseDiffers:
-    message = f"token: the paused session cannot be resumed here: {'; '.join(differs)}"
-    return PauseDiffers(message, _HINT if _LAUNCHER in differs else "", differs=differs)
+@contextlib.contextmanager
+def _slot(limit: ConcurrencyLimit) -> Iterator[None]:
+    """Hold a slot during the block; raises BusyError."""
+    limit.acquire()
+    try:
+        yield
+    finally:
+        limit.release()
 
 
 def _read(pieces: Iterator[tuple[bytes, memoryview]]) -> _ReadState:
@@ -278,7 +320,9 @@ def _read(pieces: Iterator[tuple[bytes, memoryview]]) -> _ReadState:
     try:
         for kind, data in pieces:
             if (order and (order + kind) not in _NEXT) or (not order and kind != HEADER):
-                raise PauseError("token: the state of this paused session is malformed")
+                raise PauseError(
+                    "token: the state of this paused session is malformed", is_final=True
+                )
             order = kind
             if kind == HEADER:
                 header = _checked(_HEADER.decode(data))
@@ -291,14 +335,20 @@ def _read(pieces: Iterator[tuple[bytes, memoryview]]) -> _ReadState:
     except BaseException as error:
         os.close(memory)
         if isinstance(error, msgspec.DecodeError):
-            raise PauseError("token: the state of this paused session is malformed") from None
+            raise PauseError(
+                "token: the state of this paused session is malformed", is_final=True
+            ) from None
         raise
+
+
+def _malformed() -> PauseError:
+    return PauseError("token: the state of this paused session is malformed", is_final=True)
 
 
 def _checked(header: PausedSession) -> PausedSession:
     """Return a header whose session has no more left of its limits than a fresh one."""
     if header.past.requests < 0 or not header.past.cpu_seconds >= 0:  # nor NaN
-        raise PauseError("token: the state of this paused session is malformed")
+        raise _malformed()
     return header
 
 

@@ -132,7 +132,8 @@ def is_encrypted_until(file: int) -> tuple[bool, float]:
     prefix = os.pread(file, _PREFIX.size, 0)
     if len(prefix) != _PREFIX.size or not prefix.startswith(_MAGIC):
         raise PauseError(
-            "token: the state of this paused session is of another version, or damaged"
+            "token: the state of this paused session is of another version, or damaged",
+            is_final=True,
         )
     _, is_encrypted, until = _PREFIX.unpack(prefix)
     return bool(is_encrypted), float(until)
@@ -168,4 +169,5 @@ def _damaged() -> PauseError:
     return PauseError(
         "token: the state of this paused session was changed, or is another one's",
         "if it was paused with pauses.key, the same key must be given",
+        is_final=True,
     )

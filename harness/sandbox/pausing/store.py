@@ -73,6 +73,7 @@ class PausedStates:
                     raise PauseError(
                         "token: this session was paused for longer than it is kept",
                         "more pauses.keep_seconds keeps it longer",
+                        is_final=True,
                     )
                 if is_encrypted and settings.key is None:
                     raise PauseError("token: this session was paused with a key", "pauses.key")
@@ -83,6 +84,12 @@ class PausedStates:
                     )
                 yield pieces(file, token, key, until)
                 os.unlink(name, dir_fd=directory)
+
+    def remove(self, token: PauseToken) -> None:
+        """Remove the file of a state, if there is one; raises PauseError."""
+        missing = contextlib.suppress(FileNotFoundError)
+        with _closing(self._open_directory()) as directory, _telling("remove"), missing:
+            os.unlink(token.id + _STATE, dir_fd=directory)
 
     def keep_image(self, digest: str, image: int) -> None:
         """Keep the image of a launcher, for as long as the states that need it."""
@@ -160,7 +167,9 @@ def _not_found(error: OSError | None) -> PauseError:
     if error and not isinstance(error, FileNotFoundError):
         return PauseError(f"token: the paused session cannot be read: {error.strerror}")
     return PauseError(
-        "token: no such paused session", "it was resumed already, has expired, or is elsewhere"
+        "token: no such paused session",
+        "it was resumed already, has expired, or is elsewhere",
+        is_final=True,
     )
 
 

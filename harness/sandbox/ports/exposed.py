@@ -41,6 +41,7 @@ class ExposedPort:
         self.url = _url(address)
         self._close = close
         self._owner = os.getpid()
+        self.is_closed = False
 
     def __repr__(self) -> str:
         return f"<ExposedPort {self.port}: {self.url}>"
@@ -51,6 +52,7 @@ class ExposedPort:
         In a forked child of the process that made it this does nothing.
         """
         if os.getpid() == self._owner:
+            self.is_closed = True
             self._close()
 
     def __enter__(self) -> Self:
@@ -92,6 +94,13 @@ class ExposedPorts:
             exposed.close()
             raise ClosedError("expose: the cell has ended")
         return exposed
+
+    @property
+    def are_open(self) -> bool:
+        """Whether the host can reach any of them."""
+        with self._lock:
+            self._open = [each for each in self._open if not each.is_closed]
+            return bool(self._open)
 
     def close(self) -> None:
         """Close all; the cell has ended."""
