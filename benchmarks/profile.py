@@ -1,4 +1,7 @@
-"""The profile of a run: CPU time, page faults and system calls by process, the host's Python calls."""
+"""The profile of a run: CPU time, page faults and system calls by process, the host's Python calls.
+
+Then of what else has a goal that is missed: a cold command, and a tool call.
+"""
 
 import contextlib
 import os
@@ -15,6 +18,7 @@ from typing import Any, NamedTuple
 from ..harness.sandbox.sandbox import Sandbox
 from ..runner.result import SandboxResult
 from ..runner.settings import PoolSettings
+from . import profile_call, profile_command
 from .census import GUEST, INIT, KEEPER, LAUNCHER, NURSERY, every_process, launcher_of, stat_of
 from .measuring import MS, percentile_columns, percentile_row
 from .programs import SUM
@@ -46,12 +50,16 @@ def measure(settings: Settings) -> Report:
         calls, absent = _system_calls(made, runs)
     phases = _phases(settings, runs)
     modules = _python_calls(settings, runs)
+    call, of_call = profile_call.measure(settings)
     wrong = sum(result.value != 2 for result in results)
     return Report(
         name="profile",
         title="Where a run's time goes",
         tables=(
-            _processes(use, calls, runs), _table_of_phases(phases), _table_of_modules(modules, runs),
+            _processes(use, calls, runs), _table_of_phases(phases),
+            _table_of_modules("Calls of Python functions on the host, a run", modules, runs),
+            *profile_command.measure(settings), call,
+            _table_of_modules("Calls of Python functions on the host, a tool call", of_call, 1),
         ),
         verdicts=(Criterion("every result is right", not wrong, f"{wrong} of {runs} wrong"),),
         notes=(
@@ -243,7 +251,7 @@ def _table_of_phases(phases: dict[str, list[float]]) -> ReportTable:
     )
 
 
-def _table_of_modules(modules: Counter[str], runs: int) -> ReportTable:
+def _table_of_modules(title: str, modules: Counter[str], runs: int) -> ReportTable:
     named: Counter[str] = Counter()
     for file, count in modules.items():
         named[_name_of(file)] += count
@@ -252,7 +260,7 @@ def _table_of_modules(modules: Counter[str], runs: int) -> ReportTable:
         *((name, n / runs) for name, n in named.most_common(_ROWS)),
     ]
     return ReportTable(
-        title="Calls of Python functions on the host, a run",
+        title=title,
         columns=(Column("module"), Column("calls", 1)),
         rows=tuple(rows),
         note=f"Of the {_ROWS} modules that make most." if len(named) > _ROWS else "",

@@ -180,7 +180,7 @@ def _ready(settings: Settings) -> Found:
     command = bubblewrap("-I", "-S", "-c", SUM.source)
     if command is None:
         return {_READY: _NO_BUBBLEWRAP}
-    with _audited(settings) as made:
+    with audited(settings) as made:
         call = Contender("ready", partial(_call_of_ready, made, SUM.source), made.settle)
         theirs = Contender("bubblewrap", of_command(command))
         return {_READY: _compared(settings, theirs, call, 1000)}
@@ -198,7 +198,7 @@ def _throughput(settings: Settings) -> Found:
         return dict.fromkeys((_RATE, _CPU), "there is one processor only")
     command = bubblewrap("-I", "-S", "-c", SUM.source)
     bare = [interpreter(), "-I", "-S", "-c", SUM.source]
-    with _two_processors(), _audited(settings) as made:
+    with _two_processors(), audited(settings) as made:
         contenders = [
             of_sandbox(POOLED, made),
             ThroughputContender(BARE, of_command(bare), cpu_of_children),
@@ -248,7 +248,7 @@ def _of_turns(turns: dict[str, list[Round]]) -> Found:
 def _cell(settings: Settings) -> Found:
     """Return what the kernel counts of cells: a launcher waits for its guests, and has their sum."""
     guest, launcher = [], []
-    with _audited(settings) as made:
+    with audited(settings) as made:
         for _ in range(settings.amount(10, 2)):
             before = _launcher_stat(made)
             for _ in range(_CELLS):
@@ -274,14 +274,14 @@ def _launcher_stat(made: Sandbox) -> ProcessStat:
 
 def _tool(settings: Settings) -> Found:
     count = 20 if settings.smoke else 200
-    with _audited(settings, tools=[increment]) as made, _echo() as end:
+    with audited(settings, tools=[increment]) as made, echo() as end:
         ours = Contender("tool", partial(seconds_of_call, made, "increment", count), made.settle)
-        theirs = Contender("socketpair", partial(_seconds_of_round_trip, end, count))
+        theirs = Contender("socketpair", partial(seconds_of_round_trip, end, count))
         return {_TOOL: _compared(settings, ours, theirs, 200)}
 
 
 @contextlib.contextmanager
-def _echo() -> Iterator[socket.socket]:
+def echo() -> Iterator[socket.socket]:
     """Give the end of a socketpair; at the other end a Python sends back what it gets."""
     ours, theirs = socket.socketpair()
     command = [interpreter(), "-I", "-S", "-c", _ECHO]
@@ -292,7 +292,7 @@ def _echo() -> Iterator[socket.socket]:
         process.wait()
 
 
-def _seconds_of_round_trip(end: socket.socket, count: int) -> float:
+def seconds_of_round_trip(end: socket.socket, count: int) -> float:
     began = time.perf_counter()
     for _ in range(count):
         end.send(_MESSAGE)
@@ -317,8 +317,8 @@ def _packages(settings: Settings) -> Found:
         return {_PACKAGES: "pandas is not installed"}
     site = os.path.dirname(os.path.dirname(spec.origin))
     with (
-        _audited(_with_packages(settings, Packages(path=(site,), preload=("pandas",)))) as ready,
-        _audited(_with_packages(settings, Packages(path=(site,)))) as importing,
+        audited(_with_packages(settings, Packages(path=(site,), preload=("pandas",)))) as ready,
+        audited(_with_packages(settings, Packages(path=(site,)))) as importing,
     ):
         refusal = importing.execute(_FRAME).error or ready.execute(_FRAME).error
         if refusal:
@@ -334,7 +334,7 @@ def _with_packages(settings: Settings, packages: Packages) -> Settings:
     return settings._replace(policy=replace(settings.policy, python=packages))
 
 
-def _audited(
+def audited(
     settings: Settings,
     *,
     tools: Sequence[Callable[..., object]] = (),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.benchmarks import profile
+from cellwright.benchmarks import profile, profile_call, profile_command
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,23 @@ def test_calls_of_threads_that_start_later_are_noted() -> None:
     thread.start()
     thread.join()
     assert seen == []
+
+
+def test_phases_of_a_command_are_differences_of_its_marks() -> None:
+    marks = [("Python starts", 10.1, 0.05, 60), ("modules", 10.3, 0.15, 90)]
+    run = profile_command.ProfiledCommand(marks=marks, used={"command": 0.15})
+    table = profile_command.phases([(10.0, run, 10.5)] * 3)
+    rows = [(name, round(wall), cpu and round(cpu), count) for name, wall, cpu, count in table.rows]
+    assert rows == [
+        ("Python starts", 100, 50, 60),
+        ("modules", 200, 100, 30),
+        ("Python ends", 200, None, 0),
+    ]
+
+
+def test_a_tool_call_is_split_into_both_sides_and_the_rest() -> None:
+    table = profile_call.table(
+        [profile_call.CallCosts(wall=100e-6, host=50e-6, guest=20e-6)], [10e-6]
+    )
+    assert [round(row[1]) for row in table.rows] == [100, 50, 20, 30, 10]
+    assert [round(row[2]) for row in table.rows] == [10, 5, 2, 3, 1]
