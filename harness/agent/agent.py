@@ -26,7 +26,7 @@ from ..schemas.spec import ToolOwner, ToolSpec, ToolState
 from ..state import make_private_directory
 from ..tools.broker import Broker
 from ..tools.caller import Caller, Tool
-from ..tools.catalogue import catalogue_of
+from ..tools.catalogue import Catalogue, catalogue_of
 from ..tools.registry import ToolRegistry
 from .actions import AgentTools, actions, summary_tool
 from .limits import AgentLimits
@@ -109,7 +109,7 @@ class Agent(Closing):
                 catalogue_of(
                     actions(self._build, research, base, self._skills if skills else None)
                 ),
-                catalogue_of(tools),
+                _catalogue(tools),
                 catalogue_of(
                     self._ready_made(workspace, workspaces, http or _http_of(base.policy))
                 ),
@@ -320,6 +320,16 @@ def _http_of(policy: Policy) -> "HttpClient | None":
 def _trail() -> AuditLog:
     """Return a trail in memory that a run of a thousand steps does not make large."""
     return AuditLog(max_entries=_TRAIL_ENTRIES)
+
+
+def _catalogue(tools: "Offered") -> Catalogue:
+    """Return the tools that a program may call beside those of the agent."""
+    if isinstance(tools, Broker):
+        raise PolicyError(
+            "tools: an agent has a broker of its own, got a Broker",
+            "pass its functions as a list; agent.calls has the approvals",
+        )
+    return catalogue_of(tools)
 
 
 def _client(url: str) -> ChatModel:

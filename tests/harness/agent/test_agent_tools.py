@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cellwright import HttpClient, NetworkRule, Workspaces
+from cellwright import Broker, HttpClient, NetworkRule, Workspaces
 from cellwright.agent import Agent, AgentLimits
 from cellwright.harness.agent.messages import Message, ModelReply
 from cellwright.harness.agent.summaries import summarise
-from cellwright.policies.errors import ToolArgumentsInvalid
+from cellwright.policies.errors import PolicyError, ToolArgumentsInvalid
 from cellwright.policies.policy import Http, Packages
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
@@ -195,3 +195,8 @@ def test_a_program_that_hangs_ends_with_the_seconds_of_a_step(make: Make) -> Non
     result = agent.run("t")
     assert result.answer == 1
     assert "wall_time" in (agent.show(result.run_id)[1][0].observation or "")
+
+
+def test_a_broker_is_refused_since_an_agent_has_its_own(make: Make) -> None:
+    with pytest.raises(PolicyError, match="got a Broker\nhint: pass its functions as a list"):
+        make([], tools=Broker([]))
