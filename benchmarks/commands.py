@@ -17,6 +17,7 @@ import msgspec
 
 from ..policies.errors import PolicyError
 from ..policies.policy import Policy
+from ..policies.similar import did_you_mean
 from .documents import write_documents
 from .interference import (
     Interference,
@@ -186,7 +187,10 @@ def _shown(options: argparse.Namespace) -> list[Report]:
 def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Report]:
     reports: list[Report] = []
     remove_stale()
-    for name in _chosen(options.names):
+    chosen = _chosen(options.names)
+    for number, name in enumerate(chosen, 1):
+        # a line for each, and no Progress: its thread would be measured
+        print(f"bench: {name} ({number} of {len(chosen)}) ...", file=sys.stderr, flush=True)
         report = _measured(name, settings, quiet=options.quiet)
         show(report, plain=options.plain)
         reports.append(report)
@@ -197,13 +201,13 @@ def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Repor
 def _chosen(names: list[str]) -> tuple[str, ...]:
     for name in names:
         if name not in (*BENCHMARKS, "all"):
-            raise PolicyError(f"unknown benchmark {name!r}", f"use all or {', '.join(BENCHMARKS)}")
+            hint = did_you_mean(name, BENCHMARKS, f"use all or {', '.join(BENCHMARKS)}")
+            raise PolicyError(f"unknown benchmark {name!r}", hint)
     return tuple(BENCHMARKS) if "all" in names else tuple(names) or _USUAL
 
 
 def _measured(name: str, settings: Settings, *, quiet: bool) -> Report:
     """Return the results of one benchmark; with `quiet` a verdict says whether others interfered."""
-    print(f"bench: {name} ...", file=sys.stderr, flush=True)
     machine = facts()
     if name in _COUNTS:
         busy = load()

@@ -25,6 +25,7 @@ from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..state import make_private_directory, state_directory
 from ..text.presentation import present, presented_whole, shortened
+from ..text.progress import Progress
 from ..text.terminal import harmless
 from ..tools.registry import ToolRegistry
 from .model_server import CONTEXT_TOKENS, add_model_server, model_client
@@ -223,10 +224,12 @@ def _told(
     def show(event: AgentEvent) -> None:
         if event.kind == "started":
             begun.append(event.text)
-        print_one(event)
+        with progress.hidden():
+            print_one(event)
 
     try:
-        result = work(show)
+        with Progress("working on the task") as progress:
+            result = work(show)
     except ModelError:  # the outermost caller prints it
         for run in begun:
             print(f"cellwright: `{_RESUME} {run}` goes on with the run", file=sys.stderr)

@@ -21,6 +21,7 @@ from ...runner.result import SandboxResult
 from ...runner.spawn import interpreter
 from ..sandbox import inspection
 from ..sandbox.sandbox import Sandbox
+from ..text.progress import Progress
 from ..text.terminal import coloured
 from .options import (
     SANDBOX_FAILED,
@@ -64,9 +65,11 @@ def run(options: argparse.Namespace) -> int:
     if options.apparmor:
         print(apparmor_profile(interpreter()), end="")
         return SUCCEEDED
-    *checks, verdict = examine(policy_of(options))
-    if options.servers:
-        checks += check_servers(options.servers)
+    with Progress("testing layers") as progress:
+        *checks, verdict = examine(policy_of(options), progress.say)
+        if options.servers:
+            progress.say("asking the servers")
+            checks += check_servers(options.servers)
     checks.append(verdict)
     report(checks, as_json=options.json)
     return SANDBOX_FAILED if any(check.verdict == "FAIL" for check in checks) else SUCCEEDED
@@ -154,10 +157,14 @@ _ATTEMPTS: tuple[tuple[str, str, str, IsExpected], ...] = (
 )  # fmt: skip
 
 
-def examine(wanted: Policy = Policy(name="strict")) -> list[Check]:  # noqa: B008 - a constant
+def examine(
+    wanted: Policy = Policy(name="strict"),  # noqa: B008 - a constant
+    say: Callable[[str], object] = str,
+) -> list[Check]:
     """Check every layer; if no launcher starts, that is one failed check with its repair.
 
     The last check is the verdict: whether a program runs on this host under the policy `wanted`.
+    `say` is called with what is tested next.
     """
     checks = [_python(), _kernel(), _machine()]
     policy = Policy(
@@ -170,11 +177,16 @@ def examine(wanted: Policy = Policy(name="strict")) -> list[Check]:  # noqa: B00
         with Sandbox(policy=policy, pool=0) as sandbox:
             checks.append(Check("launcher", "PASS", "it builds the root and forks cells", ""))
             lacking = _why_lacking() if set(OPTIONAL_LAYERS) - set(sandbox.layers) else {}
-            checks += [_try(sandbox, lacking, *attempt) for attempt in _ATTEMPTS]
+            for attempt in _ATTEMPTS:
+                say(f"testing {attempt[0]}")
+                checks.append(_try(sandbox, lacking, *attempt))
             checks.append(_freezer(sandbox))
         checks.append(_sockets())
         checks.append(_egress())
-        checks += [_language(name) for name in _HELLO]
+        for name in _HELLO:
+            say(f"testing {name}")
+            checks.append(_language(name))
+        say("testing container runtimes")
         checks += _oci_runtimes()
         checks.append(_daemon())
     except CellwrightError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
+from ..text.progress import Progress
 from .options import SUCCEEDED, add_subcommands, policy_of, words_of
 from .packages import packages_of_calls
 from .sandbox import add_sandbox, sandbox_of
@@ -51,11 +52,12 @@ def _install(options: argparse.Namespace) -> int:
 
     policy = options.policy if options.connect else policy_of(options).name
     words = words_of(options, _OF_INSTALL)
-    place = install(
-        options.name, options.display_name or f"Python in a cell ({policy})",
-        [sys.executable, "-I", "-m", "cellwright", "jupyter", "kernel", *words, "-f"],
-        user=options.user, prefix=sys.prefix if options.sys_prefix else options.prefix,
-    )  # fmt: skip
+    with Progress("installing the kernel"):
+        place = install(
+            options.name, options.display_name or f"Python in a cell ({policy})",
+            [sys.executable, "-I", "-m", "cellwright", "jupyter", "kernel", *words, "-f"],
+            user=options.user, prefix=sys.prefix if options.sys_prefix else options.prefix,
+        )  # fmt: skip
     print(f"installed kernel {options.name} in {place}")
     return SUCCEEDED
 

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -119,7 +119,10 @@ def sandbox_of(
         )
     if options.connect is not None:
         _refuse_with_connect(options)
-        with Sandbox(connect=options.connect, policy=options.policy) as sandbox:
+        with _opened(
+            "connecting to the daemon",
+            lambda: Sandbox(connect=options.connect, policy=options.policy),
+        ) as sandbox:
             yield sandbox
         return
     policy = policy_of(options)
@@ -134,23 +137,39 @@ def sandbox_of(
     with (
         audit_of(options) as audit,
         _tools(options, audit, policy) as tools,
-        Sandbox(
-            policy=policy,
-            spawned=options.spawned,
-            pool=_ONE_CELL if is_for_one_cell else 0,
-            audit=audit or False,
-            tools=tools,
-            skills=skills_of(options),
-            language=language,  # starts no launcher for another language
-            python=options.python,
-            backend=_backend_of(options),
-            runtime=options.runtime,
-            rootfs=options.rootfs,
-            workspaces=_workspaces(options),
-            pausable=getattr(options, "pausable", False),
-            **packages_of(options),
+        _opened(
+            "preparing packages and cells" if options.packages else "starting cells",
+            lambda: Sandbox(
+                policy=policy,
+                spawned=options.spawned,
+                pool=_ONE_CELL if is_for_one_cell else 0,
+                audit=audit or False,
+                tools=tools,
+                skills=skills_of(options),
+                language=language,  # starts no launcher for another language
+                python=options.python,
+                backend=_backend_of(options),
+                runtime=options.runtime,
+                rootfs=options.rootfs,
+                workspaces=_workspaces(options),
+                pausable=getattr(options, "pausable", False),
+                **packages_of(options),
+            ),
         ) as sandbox,
     ):
+        yield sandbox
+
+
+@contextlib.contextmanager
+def _opened(what: str, open_one: Callable[[], Sandbox]) -> Iterator[Sandbox]:
+    """Open a sandbox; at a terminal `what` is shown if that takes long."""
+    with contextlib.ExitStack() as stack:
+        if sys.stderr is not None and sys.stderr.isatty():
+            from ..text.progress import Progress
+
+            stack.enter_context(Progress(what))
+        opened = open_one()
+    with opened as sandbox:
         yield sandbox
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from ...policies.errors import PolicyError, ToolError
 from ..schemas.spec import ToolSpec
+from ..text.progress import Progress
 from ..text.terminal import harmless
 from ..tools.approval import Approve, ask_terminal, refuse_approval
 from .options import FAILED, SUCCEEDED, add_json, add_subcommands, print_json
@@ -101,10 +102,11 @@ def _list(servers: "McpServers", options: argparse.Namespace) -> int:
 
 
 def _check(servers: "McpServers", options: argparse.Namespace) -> int:
-    if options.server:
-        servers.check(options.server)
-    else:
-        servers.list_tools()
+    with Progress("asking the servers"):
+        if options.server:
+            servers.check(options.server)
+        else:
+            servers.list_tools()
     found = [each for each in servers.status() if options.server in (None, each.name)]
     bad = [each for each in found if each.state == "failed" or any(each.drift)]
     return _show_status(found, options) or (FAILED if bad else SUCCEEDED)
@@ -128,7 +130,8 @@ def _show_status(found: list["ServerStatus"], options: argparse.Namespace) -> in
 
 
 def _tools(servers: "McpServers", options: argparse.Namespace) -> int:
-    specs = servers.list_tools(options.server)
+    with Progress("asking the servers"):
+        specs = servers.list_tools(options.server)
     if options.json:
         print_json([_summary(spec) for spec in specs])
     else:

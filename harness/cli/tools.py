@@ -22,6 +22,7 @@ from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolSpec, ToolState
 from ..search.model import MODEL_HELP, commands_model
+from ..text.progress import Progress
 from ..text.terminal import harmless, print_header
 from ..tools.registry import ToolRegistry
 from .options import (
@@ -247,12 +248,14 @@ def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
     ):
         if globs:
             granted.add(FilePermission(level=level, allowed_paths=globs))
-    spec = factory.create_tool(
-        options.name or Path(options.file).stem, options.description, _read(options.file),
-        _json("--schema", _read(options.schema)) if options.schema else None, granted,
-        tests, options.timeout, calls=options.calls, requirements=options.requires,
-        risky=options.risky, allow_similar=options.similar,
-    )  # fmt: skip
+    source = _read(options.file)
+    schema = _json("--schema", _read(options.schema)) if options.schema else None
+    with Progress("making and testing the tool"):
+        spec = factory.create_tool(
+            options.name or Path(options.file).stem, options.description, source, schema, granted,
+            tests, options.timeout, calls=options.calls, requirements=options.requires,
+            risky=options.risky, allow_similar=options.similar,
+        )  # fmt: skip
     _print_state(spec)
 
 
@@ -264,7 +267,9 @@ def _test(factory: ToolFactory, options: argparse.Namespace) -> None:
     if options.input is not None:
         print_json(factory.test_tool(options.name, _input(options)))
         return
-    print(f"{factory.run_tests(options.name)} tests passed")
+    with Progress("running the tests of the tool"):
+        count = factory.run_tests(options.name)
+    print(f"{count} tests passed")
 
 
 def _explain(factory: ToolFactory, options: argparse.Namespace) -> None:

@@ -1,0 +1,180 @@
+"""Progress of a command on stderr: at a terminal only, and erased at the end."""
+
+import io
+import os
+import pty
+import select
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TextIO
+
+import pytest
+
+from cellwright.harness.cli import sandbox
+from cellwright.harness.cli.main import main
+from cellwright.harness.text import progress
+from cellwright.harness.text.progress import Progress
+from tests.conftest import OPTIONAL
+
+OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
+TRAIL = '{"seq": 1}\n'
+
+
+class Screen:
+    """A terminal of 60 columns."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = pty.openpty()
+        termios.tcsetwinsize(self._ours, (24, 60))
+        self.stream: TextIO = open(theirs, "w", buffering=1)  # noqa: SIM115 - closed below
+        self.seen = ""
+
+    def read_until(self, text: str) -> None:
+        while text not in self.seen:
+            ready, _, _ = select.select([self._ours], [], [], 5)
+            assert ready, f"{text!r} not in {self.seen!r}"
+            self.seen += os.read(self._ours, 65536).decode()
+
+    def read_rest(self) -> None:
+        while select.select([self._ours], [], [], 0)[0]:
+            self.seen += os.read(self._ours, 65536).decode()
+
+    def shown(self) -> str:
+        """Return the last line as a person sees it."""
+        return self.seen.rpartition("\x1b[K")[2]
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    """A terminal that is told at once."""
+    made = Screen()
+    for module in (progress, sandbox):  # pytest replaces sys.stderr itself when the test begins
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=made.stream))
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setenv("TERM", "xterm")
+    yield made
+    made.close()
+
+
+def test_work_is_named_while_it_lasts_and_erased_after(screen: Screen) -> None:
+    with Progress("building 3 packages") as shown:
+        screen.read_until("building 3 packages (0 s)")
+        shown.say("checking \x1b[31mthem")
+        screen.read_until("checking \\x1b[31mthem")
+    screen.read_rest()
+    assert screen.shown() == ""
+
+
+def test_a_line_is_never_wider_than_the_terminal(screen: Screen) -> None:
+    with Progress("x" * 200):
+        screen.read_until("x" * 40)
+    assert all(len(line) < 60 for line in screen.seen.split("\r\x1b[K"))
+
+
+def test_what_is_printed_in_between_stands_in_a_line_of_its_own(screen: Screen) -> None:
+    with Progress("working") as shown:
+        screen.read_until("working")
+        with shown.hidden():
+            screen.stream.write("step 1\n")
+        screen.read_until("\r\x1b[Kstep 1\r\n")
+        screen.read_until("step 1\r\n\r\x1b[K")  # it goes on
+
+
+def test_it_is_erased_after_a_failure_too(screen: Screen) -> None:
+    def work() -> None:
+        with Progress("working"):
+            screen.read_until("working")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    screen.read_rest()
+    assert screen.shown() == ""
+
+
+def test_a_terminal_that_cannot_erase_gets_one_line(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    with Progress("working"):
+        screen.read_until("\n")
+    screen.read_rest()
+    assert screen.seen == "cellwright: working ...\r\n"
+
+
+def test_work_of_less_than_a_second_is_not_mentioned(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 60)
+    with Progress("working"):
+        pass
+    screen.read_rest()
+    assert screen.seen == ""
+
+
+def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with Progress("working") as shown, shown.hidden():
+        shown.say("more")
+    assert stream.getvalue() == ""
+
+
+COMMANDS = {
+    "doctor": (["doctor", *OPTIONS], "testing "),
+    "run": (["run", *OPTIONS, "-c", "1"], "starting cells"),
+    "explain": (["explain", *OPTIONS], "starting a launcher"),
+    "learn": (["learn", *OPTIONS, "{place}/program.py"], "running the program"),
+    "env lock": (["env", "lock", "--directory", "{place}/sets", "--no-index", "--find-links", "{place}", "nothing-of-this-name"], "resolving packages"),
+    "env build": (["env", "build", "--directory", "{place}/sets", "--no-index", "--find-links", "{place}", "nothing-of-this-name"], "resolving packages"),
+    "audit verify": (["audit", "verify", "{place}/trail"], "verifying the trail"),
+    "privacy scan": (["privacy", "scan", "{place}/program.py"], "searching the files"),
+    "tools create": (["tools", "create", "--registry", "{place}/tools.db", "{place}/tool.py"], "making and testing the tool"),
+    "agent run": (["agent", "run", "--demo", *OPTIONS], "working on the task"),
+    "jupyter install": (["jupyter", "install", "--prefix", "{place}", *OPTIONS], "installing the kernel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_that_may_take_long_say_what_they_do(
+    command: str, screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they begin with; how it is drawn is tested above, and may be too late for work that is short."""
+    begun: list[str] = []
+
+    class Recording(Progress):
+        def __init__(self, what: str) -> None:
+            begun.append(what)
+            super().__init__(what)
+
+    for module in (
+        progress,
+        *(each for name, each in sys.modules.items() if ".harness.cli." in name),
+    ):
+        if hasattr(module, "Progress"):
+            monkeypatch.setattr(module, "Progress", Recording)
+    (tmp_path / "program.py").write_text("print(1)")
+    (tmp_path / "tool.py").write_text(
+        'def twice(n: int) -> int:\n    """Twice n."""\n    return 2 * n\n'
+    )
+    (tmp_path / "trail").write_text(TRAIL)
+    arguments, said = COMMANDS[command]
+    main([each.replace("{place}", str(tmp_path)) for each in arguments])
+    assert any(each.startswith(said) for each in begun)
+    screen.read_rest()
+    assert screen.shown() == ""
+
+
+def test_a_pipe_gets_no_progress_of_a_command(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    main(["explain", *OPTIONS])
+    assert capfd.readouterr().err == ""
