@@ -189,7 +189,7 @@ def _measured_all(options: argparse.Namespace, settings: Settings) -> list[Repor
     remove_stale()
     chosen = _chosen(options.names)
     for number, name in enumerate(chosen, 1):
-        # a line for each, and no Progress: its thread would be measured
+        # a line for each, and no ProgressLine: its thread would be measured
         print(f"bench: {name} ({number} of {len(chosen)}) ...", file=sys.stderr, flush=True)
         report = _measured(name, settings, quiet=options.quiet)
         show(report, plain=options.plain)

@@ -25,7 +25,7 @@ from ..runs.durable_runs import Runs
 from ..sandbox.sandbox import Sandbox
 from ..state import make_private_directory, state_directory
 from ..text.presentation import present, presented_whole, shortened
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import harmless
 from ..tools.registry import ToolRegistry
 from .model_server import CONTEXT_TOKENS, add_model_server, model_client
@@ -228,7 +228,7 @@ def _told(
             print_one(event)
 
     try:
-        with Progress("working on the task") as progress:
+        with ProgressLine("working on the task") as progress:
             result = work(show)
     except ModelError:  # the outermost caller prints it
         for run in begun:

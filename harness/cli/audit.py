@@ -13,7 +13,7 @@ from ...runner.audit.record import TRACE_ID_LIMIT, AuditEntry, plain
 from ...runner.audit.summary import summary_of_file
 from ...runner.audit.trace import as_html, as_svg, as_text, find_trace, tree_of
 from ...runner.audit.verification import lines_of, parsed, read, verify
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import print_header
 from .options import FAILED, SUCCEEDED, add_skills, add_subcommands, print_json
 
@@ -132,7 +132,7 @@ def _print(entry: AuditEntry, *, as_json: bool) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     key = _key(options.key_file)
-    with Progress("verifying the trail"):
+    with ProgressLine("verifying the trail"):
         verdict = verify(options.path, key, _head(options.expect))
     if options.json:
         print_json({**verdict._asdict(), "ok": verdict.ok})

@@ -21,7 +21,7 @@ from ...runner.result import SandboxResult
 from ...runner.spawn import interpreter
 from ..sandbox import inspection
 from ..sandbox.sandbox import Sandbox
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import coloured
 from .options import (
     SANDBOX_FAILED,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if options.apparmor:
         print(apparmor_profile(interpreter()), end="")
         return SUCCEEDED
-    with Progress("testing layers") as progress:
+    with ProgressLine("testing layers") as progress:
         *checks, verdict = examine(policy_of(options), progress.say)
         if options.servers:
             progress.say("asking the servers")

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...policies.errors import PolicyError
 from ..sandbox.packages.lock import Lock, pylock_text
 from ..sandbox.packages.store import PackageSet, PackageStore, Requirements
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import print_header
 from .options import SUCCEEDED, add_json, add_optional, add_subcommands, print_json
 from .packages import add_python, add_sources, requirements_of, store_of
@@ -69,7 +69,7 @@ def _wanted(options: argparse.Namespace) -> Requirements:
 
 
 def _lock(options: argparse.Namespace) -> int:
-    with Progress("resolving packages"):
+    with ProgressLine("resolving packages"):
         text = pylock_text(_store(options).lock(_wanted(options), again=options.upgrade))
     if options.output is None:
         sys.stdout.write(text)
@@ -83,7 +83,7 @@ def _lock(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     store = _store(options)
-    with Progress("resolving packages") as progress:
+    with ProgressLine("resolving packages") as progress:
         lock = store.lock(_wanted(options))
         progress.say(f"building {len(lock.wheels)} packages")
         made = store.build(lock)
@@ -110,7 +110,7 @@ def _list(options: argparse.Namespace) -> int:
 def _show(options: argparse.Namespace) -> int:
     store = _store(options)
     found = store.get(options.id)
-    with Progress("checking the files of the set"):
+    with ProgressLine("checking the files of the set"):
         store.check(found.id, contents=True)
     if options.json:
         print_json(_facts(found))

@@ -9,7 +9,7 @@ from ...policies.narrowing import exceeds
 from ...policies.policy import Policy
 from ...runner.listing import list_system_calls
 from ..sandbox.sandbox import Sandbox
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from .options import SUCCEEDED, add_json, add_policy, policy_of, print_json
 from .sandbox import add_connect
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         return _diff(policy_of(options), options)
     if options.system_calls:
         return _list_system_calls(policy_of(options), options)
-    with Progress("starting a launcher"), _sandbox(options) as sandbox:
+    with ProgressLine("starting a launcher"), _sandbox(options) as sandbox:
         lines = explain(sandbox.plan, sandbox.policy)
     if options.json:
         print_json(lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from .options import SUCCEEDED, add_subcommands, policy_of, words_of
 from .packages import packages_of_calls
 from .sandbox import add_sandbox, sandbox_of
@@ -52,7 +52,7 @@ def _install(options: argparse.Namespace) -> int:
 
     policy = options.policy if options.connect else policy_of(options).name
     words = words_of(options, _OF_INSTALL)
-    with Progress("installing the kernel"):
+    with ProgressLine("installing the kernel"):
         place = install(
             options.name, options.display_name or f"Python in a cell ({policy})",
             [sys.executable, "-I", "-m", "cellwright", "jupyter", "kernel", *words, "-f"],

@@ -18,7 +18,7 @@ from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
 from ..sandbox.parameters import CallArguments
 from ..sandbox.request import Rejected, make_request
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import result_line
 from .options import FAILED, SUCCEEDED, add_policy, policy_of
 
@@ -53,7 +53,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    with Progress("running the program"):
+    with ProgressLine("running the program"):
         text, result = learn(Path(options.file), policy_of(options))
     print(result_line(result), file=sys.stderr)
     if options.output:

@@ -8,7 +8,7 @@ from ...policies.errors import PolicyError
 from ...policies.privacy import KINDS
 from ..privacy.privacy import Privacy
 from ..privacy.scope import PrivacyScope
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import harmless, print_header
 from .options import FAILED, SUCCEEDED, add_subcommands, policy_of, print_json
 from .options import add_policy as add_policy_option
@@ -55,7 +55,7 @@ def privacy_of(options: argparse.Namespace) -> Privacy:
 
 def _scan(options: argparse.Namespace) -> int:
     scope = privacy_of(options).scope()
-    with Progress("searching the files"):
+    with ProgressLine("searching the files"):
         rows = [row for file in options.files for row in _rows(file, scope, show=options.show)]
     if options.json:
         print_json(rows)

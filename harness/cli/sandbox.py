@@ -90,7 +90,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rootfs", metavar="DIR",
-        help="with --backend oci: programs see the files of this root file system, not the host's",
+        help="with --backend oci: programs see the files of this root file system; default the host's",
     )  # fmt: skip
 
 
@@ -165,9 +165,9 @@ def _opened(what: str, open_one: Callable[[], Sandbox]) -> Iterator[Sandbox]:
     """Open a sandbox; at a terminal `what` is shown if that takes long."""
     with contextlib.ExitStack() as stack:
         if sys.stderr is not None and sys.stderr.isatty():
-            from ..text.progress import Progress
+            from ..text.progress import ProgressLine
 
-            stack.enter_context(Progress(what))
+            stack.enter_context(ProgressLine(what))
         opened = open_one()
     with opened as sandbox:
         yield sandbox

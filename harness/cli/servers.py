@@ -15,7 +15,7 @@ import msgspec
 
 from ...policies.errors import PolicyError, ToolError
 from ..schemas.spec import ToolSpec
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import harmless
 from ..tools.approval import Approve, ask_terminal, refuse_approval
 from .options import FAILED, SUCCEEDED, add_json, add_subcommands, print_json
@@ -102,7 +102,7 @@ def _list(servers: "McpServers", options: argparse.Namespace) -> int:
 
 
 def _check(servers: "McpServers", options: argparse.Namespace) -> int:
-    with Progress("asking the servers"):
+    with ProgressLine("asking the servers"):
         if options.server:
             servers.check(options.server)
         else:
@@ -130,7 +130,7 @@ def _show_status(found: list["ServerStatus"], options: argparse.Namespace) -> in
 
 
 def _tools(servers: "McpServers", options: argparse.Namespace) -> int:
-    with Progress("asking the servers"):
+    with ProgressLine("asking the servers"):
         specs = servers.list_tools(options.server)
     if options.json:
         print_json([_summary(spec) for spec in specs])

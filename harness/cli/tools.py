@@ -22,7 +22,7 @@ from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
 from ..schemas.spec import ToolSpec, ToolState
 from ..search.model import MODEL_HELP, commands_model
-from ..text.progress import Progress
+from ..text.progress import ProgressLine
 from ..text.terminal import harmless, print_header
 from ..tools.registry import ToolRegistry
 from .options import (
@@ -250,7 +250,7 @@ def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
             granted.add(FilePermission(level=level, allowed_paths=globs))
     source = _read(options.file)
     schema = _json("--schema", _read(options.schema)) if options.schema else None
-    with Progress("making and testing the tool"):
+    with ProgressLine("making and testing the tool"):
         spec = factory.create_tool(
             options.name or Path(options.file).stem, options.description, source, schema, granted,
             tests, options.timeout, calls=options.calls, requirements=options.requires,
@@ -267,7 +267,7 @@ def _test(factory: ToolFactory, options: argparse.Namespace) -> None:
     if options.input is not None:
         print_json(factory.test_tool(options.name, _input(options)))
         return
-    with Progress("running the tests of the tool"):
+    with ProgressLine("running the tests of the tool"):
         count = factory.run_tests(options.name)
     print(f"{count} tests passed")
 

@@ -1,4 +1,4 @@
-"""`Progress`: a line on stderr while a command works for more than a second."""
+"""`ProgressLine`: a line on stderr while a command works for more than a second."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ _ERASE = "\r\x1b[K"  # to the beginning of the line, and erase to its end (ECMA-
 _COLUMNS = 80  # of a terminal that does not say its width
 
 
-class Progress:
+class ProgressLine:
     """Says on stderr what the command does, and for how long, once a second has passed.
 
     Only a terminal is told: a pipe or file gets nothing.  A terminal that cannot erase, TERM=dumb, gets
@@ -31,7 +31,7 @@ class Progress:
         self._thread: threading.Thread | None = None
         self._is_drawn = False
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         if sys.stderr is not None and sys.stderr.isatty():
             import threading  # only for a terminal
 

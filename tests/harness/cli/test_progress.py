@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: at a terminal only, and erased at the end."""
+"""ProgressLine of a command on stderr: at a terminal only, and erased at the end."""
 
 import io
 import os
@@ -16,7 +16,7 @@ import pytest
 from cellwright.harness.cli import sandbox
 from cellwright.harness.cli.main import main
 from cellwright.harness.text import progress
-from cellwright.harness.text.progress import Progress
+from cellwright.harness.text.progress import ProgressLine
 from tests.conftest import OPTIONAL
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -64,7 +64,7 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
 
 
 def test_work_is_named_while_it_lasts_and_erased_after(screen: Screen) -> None:
-    with Progress("building 3 packages") as shown:
+    with ProgressLine("building 3 packages") as shown:
         screen.read_until("building 3 packages (0 s)")
         shown.say("checking \x1b[31mthem")
         screen.read_until("checking \\x1b[31mthem")
@@ -73,13 +73,13 @@ def test_work_is_named_while_it_lasts_and_erased_after(screen: Screen) -> None:
 
 
 def test_a_line_is_never_wider_than_the_terminal(screen: Screen) -> None:
-    with Progress("x" * 200):
+    with ProgressLine("x" * 200):
         screen.read_until("x" * 40)
     assert all(len(line) < 60 for line in screen.seen.split("\r\x1b[K"))
 
 
 def test_what_is_printed_in_between_stands_in_a_line_of_its_own(screen: Screen) -> None:
-    with Progress("working") as shown:
+    with ProgressLine("working") as shown:
         screen.read_until("working")
         with shown.hidden():
             screen.stream.write("step 1\n")
@@ -89,7 +89,7 @@ def test_what_is_printed_in_between_stands_in_a_line_of_its_own(screen: Screen) 
 
 def test_it_is_erased_after_a_failure_too(screen: Screen) -> None:
     def work() -> None:
-        with Progress("working"):
+        with ProgressLine("working"):
             screen.read_until("working")
             raise KeyboardInterrupt
 
@@ -103,7 +103,7 @@ def test_a_terminal_that_cannot_erase_gets_one_line(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    with Progress("working"):
+    with ProgressLine("working"):
         screen.read_until("\n")
     screen.read_rest()
     assert screen.seen == "cellwright: working ...\r\n"
@@ -113,7 +113,7 @@ def test_work_of_less_than_a_second_is_not_mentioned(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 60)
-    with Progress("working"):
+    with ProgressLine("working"):
         pass
     screen.read_rest()
     assert screen.seen == ""
@@ -122,7 +122,7 @@ def test_work_of_less_than_a_second_is_not_mentioned(
 def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
-    with Progress("working") as shown, shown.hidden():
+    with ProgressLine("working") as shown, shown.hidden():
         shown.say("more")
     assert stream.getvalue() == ""
 
@@ -149,7 +149,7 @@ def test_commands_that_may_take_long_say_what_they_do(
     """What they begin with; how it is drawn is tested above, and may be too late for work that is short."""
     begun: list[str] = []
 
-    class Recording(Progress):
+    class Recording(ProgressLine):
         def __init__(self, what: str) -> None:
             begun.append(what)
             super().__init__(what)
@@ -158,8 +158,8 @@ def test_commands_that_may_take_long_say_what_they_do(
         progress,
         *(each for name, each in sys.modules.items() if ".harness.cli." in name),
     ):
-        if hasattr(module, "Progress"):
-            monkeypatch.setattr(module, "Progress", Recording)
+        if hasattr(module, "ProgressLine"):
+            monkeypatch.setattr(module, "ProgressLine", Recording)
     (tmp_path / "program.py").write_text("print(1)")
     (tmp_path / "tool.py").write_text(
         'def twice(n: int) -> int:\n    """Twice n."""\n    return 2 * n\n'
