@@ -12,6 +12,8 @@ import contextlib
 import io
 import stat
 from collections.abc import Iterator, Mapping
+from mmap import mmap
+from typing import NamedTuple
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...runner.workspace import Executable, content_of, list_files, room
@@ -20,9 +22,24 @@ _BLOCK = 512
 _MODE, _EXECUTABLE = 0o644, 0o755
 _MOST_MEMBERS = 100_000
 _REGULAR = b"0\0" + b"7"
-_ABOUT_THE_NEXT = b"xL"  # pax and GNU: a name that is long, or not ASCII
-_IGNORED = b"gK"  # pax: a header for all files; GNU: the target of a link
+_ABOUT_THE_NEXT = b"xLK"  # pax and GNU: a name, or the target of a link, that is long or not ASCII
+_NAMED_BY_GNU = {b"L": b"path", b"K": b"linkpath"}
+_IGNORED = b"g"  # pax: a header for all files
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+
+
+class Entry(NamedTuple):
+    """A member of an archive; `kind` is its type flag (tar(5)), "0" of a regular file."""
+
+    kind: str
+    name: str
+    target: str  # of a link
+    mode: int
+    content: bytes
+
+    @property
+    def is_regular(self) -> bool:
+        return self.kind == "0"
 
 
 def files_of(workspace: int) -> dict[str, bytes]:
@@ -68,33 +85,47 @@ def unpack(data: bytes) -> dict[str, bytes]:
     try:
         if not data or data.startswith(_COMPRESSED):
             raise ValueError("it is compressed" if data else "it is empty")
-        return {_text(name): content for name, content in _regular_files(data)}
+        return {
+            each.name: Executable(each.content) if each.mode & stat.S_IXUSR else each.content
+            for each in entries(data) if each.is_regular
+        }  # fmt: skip
     except ValueError as error:  # also an invalid number, or a name that is not UTF-8
         raise PolicyError(f"not a tar archive: {str(error)[:200]}") from None
 
 
-def _regular_files(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    told: dict[bytes, bytes] = {}  # fields for the next file, from the headers before it
-    for kind, name, content in _members(data, told):
+def entries(data: bytes | mmap, most: int = _MOST_MEMBERS) -> Iterator[Entry]:
+    """Yield the members of an uncompressed archive, `most` at most.
+
+    Names and targets are not checked.  Raises ValueError for a malformed archive.
+    """
+    told: dict[bytes, bytes] = {}  # fields for the next member, from the headers before it
+    for kind, name, target, mode, content in _members(data, told, most):
         if kind in _ABOUT_THE_NEXT:
-            told |= _records(content) if kind == b"x" else {b"path": content.partition(b"\0")[0]}
+            found = {_NAMED_BY_GNU[kind]: content.partition(b"\0")[0]} if kind != b"x" else {}
+            told |= found or _records(content)
             if sparse := [key for key in told if key.startswith(b"GNU.sparse.")]:
                 raise ValueError(f"it holds a sparse file ({_text(sparse[0])})")
             continue
         if kind in _IGNORED:
             continue
-        if kind in _REGULAR and not name.endswith(b"/"):  # a directory in archives older than POSIX
-            yield name, content
+        target = told.get(b"linkpath", target)
+        if kind in _REGULAR:  # a directory in archives older than POSIX has a name that ends so
+            kind = b"5" if name.endswith(b"/") else b"0"
+        yield Entry(kind.decode("latin-1"), _text(name), _text(target), mode, content)
         told.clear()
 
 
-def _members(data: bytes, told: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """Yield (type, name, content) of each member; `told` has the fields of the headers before it."""
+_Member = tuple[bytes, bytes, bytes, int, bytes]
+
+
+def _members(data: bytes | mmap, told: dict[bytes, bytes], most: int) -> Iterator[_Member]:
+    """Yield (type, name, target, mode, content) of each member; `told` has the fields of the headers
+    before it."""
     position = members = 0
     while (header := data[position : position + _BLOCK]).strip(b"\0"):
         members += 1
-        if members > _MOST_MEMBERS:
-            raise ValueError(f"more than {_MOST_MEMBERS} members")
+        if members > most:
+            raise ValueError(f"more than {most} members")
         kind, name, mode, size = _header(header)
         if kind not in _ABOUT_THE_NEXT:
             name, size = told.get(b"path", name), int(told.get(b"size", size))
@@ -102,7 +133,7 @@ def _members(data: bytes, told: dict[bytes, bytes]) -> Iterator[tuple[bytes, byt
         content = data[position : position + size]
         if not 0 <= size == len(content):
             raise ValueError(f"it ends in the middle of {_text(name)!r}")
-        yield kind, name, Executable(content) if mode & stat.S_IXUSR else content
+        yield kind, name, header[157:257].partition(b"\0")[0], mode, content
         position += -(-size // _BLOCK) * _BLOCK
 
 

@@ -10,6 +10,7 @@ from ....runner.oci.rootfs import open_rootfs
 from ....runner.oci.runtime import OciRuntime, find_oci_runtime
 from ....runner.spawn import interpreter
 from ..checks import check_host_path
+from .images import rootfs_of
 
 if TYPE_CHECKING:
     from ..pythons import HostPython
@@ -34,7 +35,9 @@ def container_of(
             "distribution has repaired this one",
             stacklevel=2,
         )
-    rootfs = None if files is None else open_rootfs(check_host_path("rootfs", files))
+    rootfs = None
+    if files is not None:
+        rootfs = open_rootfs(rootfs_of(check_host_path("rootfs", files)))
     if python is None:
         return SpawnedContainer(runtime, interpreter(), rootfs=rootfs)
     packages = [each for each in python.packages if each]
