@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CONTAINER = "container"  # among the layers
 _PREFIX = "/.cellwright"  # of the interpreter's files, where a root file system has the others
+# runc sets HOME, and what an interpreter was started with stands in /proc/PID/environ of every cell.
+_WITH_NO_ENVIRONMENT = ("-I", "-S", "-c", "import os,sys;os.execve(sys.argv[1],sys.argv[1:],{})")
 
 
 class SpawnedContainer(Spawned):
@@ -154,13 +156,14 @@ class SpawnedContainer(Spawned):
     def _command(self, runtime: Runtime, needed: "Iterable[str]") -> list[str]:
         command = launcher_command(self.executable)
         if self._rootfs is None:
-            return command
+            return [command[0], *_WITH_NO_ENVIRONMENT, *command]
         # The loader and the libraries of the root file system may be of another kind.
         directories = dict.fromkeys(
             _PREFIX + os.path.dirname(leads(path)) for path in needed if ".so" in path
         )
         loader = [_PREFIX + runtime.loader, "--library-path", ":".join(directories)]
-        return [*loader, _PREFIX + command[0], *command[1:]]
+        command = [*loader, _PREFIX + command[0], *command[1:]]
+        return [*loader, _PREFIX + self.executable, *_WITH_NO_ENVIRONMENT, *command]
 
     def _run(self, bundle: Bundle) -> None:
         """Make and start the container; nothing of it is left if that fails."""

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -60,8 +61,16 @@ def runtime(request: pytest.FixtureRequest, programs: Callable[[str], str]) -> s
 
 
 @pytest.fixture
+def image(rootfs: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "image.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(rootfs, arcname=".")
+    return path
+
+
+@pytest.fixture
 def rootfs(tmp_path: Path) -> Path:
-    """A file system of one program that is linked statically."""
+    """A file system of one program, which is linked statically."""
     root = tmp_path / "rootfs"
     for name in ("bin", "etc", "usr/share", "proc", "home"):
         (root / name).mkdir(parents=True)
@@ -158,6 +167,14 @@ def test_a_rootfs_is_what_programs_see(runtime: str, rootfs: Path) -> None:
             sandbox.execute("echo hi", language="bash")
     assert bundles() == before
     assert sorted(path.name for path in rootfs.iterdir()) == ["bin", "etc", "home", "proc", "usr"]
+
+
+def test_a_tar_is_a_rootfs_too(
+    runtime: str, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with oci(runtime, "standard", rootfs=image, pool=0) as sandbox:
+        assert sandbox.run(["/bin/cat", "/usr/share/word"]).stdout == "hello"
 
 
 def test_a_path_of_the_policy_is_shown_at_its_place(runtime: str, tmp_path: Path) -> None:
