@@ -28,7 +28,7 @@ _IGNORED = b"g"  # pax: a header for all files
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
-class Entry(NamedTuple):
+class TarMember(NamedTuple):
     """A member of an archive; `kind` is its type flag (tar(5)), "0" of a regular file."""
 
     kind: str
@@ -93,7 +93,7 @@ def unpack(data: bytes) -> dict[str, bytes]:
         raise PolicyError(f"not a tar archive: {str(error)[:200]}") from None
 
 
-def entries(data: bytes | mmap, most: int = _MOST_MEMBERS) -> Iterator[Entry]:
+def entries(data: bytes | mmap, most: int = _MOST_MEMBERS) -> Iterator[TarMember]:
     """Yield the members of an uncompressed archive, `most` at most.
 
     Names and targets are not checked.  Raises ValueError for a malformed archive.
@@ -111,14 +111,14 @@ def entries(data: bytes | mmap, most: int = _MOST_MEMBERS) -> Iterator[Entry]:
         target = told.get(b"linkpath", target)
         if kind in _REGULAR:  # a directory in archives older than POSIX has a name that ends so
             kind = b"5" if name.endswith(b"/") else b"0"
-        yield Entry(kind.decode("latin-1"), _text(name), _text(target), mode, content)
+        yield TarMember(kind.decode("latin-1"), _text(name), _text(target), mode, content)
         told.clear()
 
 
-_Member = tuple[bytes, bytes, bytes, int, bytes]
+_Parts = tuple[bytes, bytes, bytes, int, bytes]
 
 
-def _members(data: bytes | mmap, told: dict[bytes, bytes], most: int) -> Iterator[_Member]:
+def _members(data: bytes | mmap, told: dict[bytes, bytes], most: int) -> Iterator[_Parts]:
     """Yield (type, name, target, mode, content) of each member; `told` has the fields of the headers
     before it."""
     position = members = 0

@@ -36,26 +36,26 @@ _T = TypeVar("_T")
 _VERSION = "1"  # of how images are unpacked
 
 
-class _Platform(msgspec.Struct, frozen=True):
+class _ImagePlatform(msgspec.Struct, frozen=True):
     architecture: str = ""
     os: str = ""
 
 
-class _Descriptor(msgspec.Struct, frozen=True, rename="camel"):
+class _ImageBlob(msgspec.Struct, frozen=True, rename="camel"):
     """A blob (image-spec, "descriptor.md")."""
 
     digest: str
     size: Annotated[int, msgspec.Meta(ge=0)]
     media_type: str = ""
-    platform: _Platform | None = None
+    platform: _ImagePlatform | None = None
 
 
-class _Index(msgspec.Struct, frozen=True):
-    manifests: Annotated[tuple[_Descriptor, ...], msgspec.Meta(max_length=1000)]
+class _ImageIndex(msgspec.Struct, frozen=True):
+    manifests: Annotated[tuple[_ImageBlob, ...], msgspec.Meta(max_length=1000)]
 
 
-class _Manifest(msgspec.Struct, frozen=True):
-    layers: Annotated[tuple[_Descriptor, ...], msgspec.Meta(max_length=_MOST_LAYERS)]
+class _ImageManifest(msgspec.Struct, frozen=True):
+    layers: Annotated[tuple[_ImageBlob, ...], msgspec.Meta(max_length=_MOST_LAYERS)]
 
 
 def rootfs_of(given: str) -> str:
@@ -94,21 +94,21 @@ def _unpacked_layout(layout: Path) -> str:
     return _kept(name, fill)
 
 
-def _layers(layout: Path) -> tuple[_Descriptor, ...]:
+def _layers(layout: Path) -> tuple[_ImageBlob, ...]:
     """Return the layers of the layout's image for this machine, lowest first."""
-    index = _decoded(_small(layout / "index.json"), _Index, "index.json")
+    index = _decoded(_small(layout / "index.json"), _ImageIndex, "index.json")
     for _ in range(_MOST_INDEXES):
         chosen = _chosen(index.manifests)
         data = _small(_blob(layout, chosen))
         if hashlib.sha256(data).hexdigest() != chosen.digest.removeprefix("sha256:"):
             raise PolicyError(f"rootfs: the manifest {chosen.digest} has another digest")
         if chosen.media_type not in _INDEXES:
-            return _decoded(data, _Manifest, "the manifest").layers
-        index = _decoded(data, _Index, "the index")
+            return _decoded(data, _ImageManifest, "the manifest").layers
+        index = _decoded(data, _ImageIndex, "the index")
     raise PolicyError("rootfs: an index leads to an index, and so on")
 
 
-def _chosen(manifests: tuple[_Descriptor, ...]) -> _Descriptor:
+def _chosen(manifests: tuple[_ImageBlob, ...]) -> _ImageBlob:
     wanted = _MACHINES.get(os.uname().machine, os.uname().machine)
     fitting = [
         each for each in manifests
@@ -122,7 +122,7 @@ def _chosen(manifests: tuple[_Descriptor, ...]) -> _Descriptor:
     return fitting[0]
 
 
-def _blob(layout: Path, descriptor: _Descriptor) -> Path:
+def _blob(layout: Path, descriptor: _ImageBlob) -> Path:
     digest = _DIGEST.fullmatch(descriptor.digest)
     if digest is None:
         raise PolicyError(f"rootfs: a digest must be sha256, got {descriptor.digest[:100]!r}")

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 from ....policies.errors import PolicyError
 from ....runner.kernel import files
-from ..archive import Entry, entries
+from ..archive import TarMember, entries
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"  # image-spec, "layer.md"
 _GZIP = b"\x1f\x8b"
@@ -94,7 +94,7 @@ class Unpacking:
             data = data or archive.read(_CHUNK)
         plain.write(decoder.flush())  # less than a window
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: TarMember) -> None:
         names = [name for name in entry.name.split("/") if name not in ("", ".")]
         if ".." in names:
             raise ValueError(f"a name leads upwards: {entry.name!r}")
@@ -129,7 +129,7 @@ class Unpacking:
             opened = inner
         return opened
 
-    def _put(self, entry: Entry, directory: int, name: str) -> None:
+    def _put(self, entry: TarMember, directory: int, name: str) -> None:
         if name == _OPAQUE:
             for each in os.listdir(directory):
                 _remove(directory, each)
