@@ -46,6 +46,12 @@ def test_every_folder_that_people_read_has_its_document() -> None:
     assert wanted <= set(NAMES)
 
 
+def test_the_main_readme_is_two_screens_long() -> None:
+    """Without the text of the picture, which is folded."""
+    shown = re.sub(r"<details>.*?</details>\n\n", "", text_of("README.md"), flags=re.DOTALL)
+    assert len(shown.splitlines()) <= 125
+
+
 # Links and names of files
 
 

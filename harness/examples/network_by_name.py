@@ -3,6 +3,7 @@
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from ipaddress import ip_network
 
 from cellwright import NetworkRule, Policy, Sandbox
 from cellwright.policies.policy import Network
@@ -33,10 +34,8 @@ def main() -> None:
     server = HTTPServer(("0.0.0.0", 0), HelloPage)  # noqa: S104 - the name below may have any address
     threading.Thread(target=server.serve_forever, daemon=True).start()
     name, port = socket.gethostname(), server.server_port
-    addresses = sorted(
-        {f"{found[4][0]}/32" for found in socket.getaddrinfo(name, port, socket.AF_INET)}
-    )
-    rule = NetworkRule(host=name, ports=(port,), schemes=("http",), addresses=tuple(addresses))
+    found = {str(ip_network(each[4][0])) for each in socket.getaddrinfo(name, port)}
+    rule = NetworkRule(host=name, ports=(port,), schemes=("http",), addresses=tuple(found))
     with Sandbox(policy=Policy(name="greeting", network=Network(allow=(rule,)))) as sandbox:
         result = sandbox.execute(PROGRAM, inputs={"url": f"http://{name}:{port}/"})
         print(result.stdout + str(result.value or result.error))

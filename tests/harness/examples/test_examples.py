@@ -32,6 +32,7 @@ PRINTED = {
     "skill_folder": "not used before a person has trusted it\nXVII\n",
     "personal_data": r"the tool sends to ann@example\.org\nthe program sees pii_email_\.\.\.\n",
     "trail_and_page": r"intact: 6 records, head 6:\w{64}\n.+\na page of its own: True\n",
+    "container": "process 2 of its cell, container kernel_shared\n",
     "evaluation": re.escape(
         "add      passed\nlargest  exception: AssertionError\nendless  wall_time: ran longer than 2 s\n"
         f"greedy   memory: needed more than 268435456 bytes\ncurious  exception: {SHADOW}\n1 of 5 passed\n"
@@ -64,7 +65,12 @@ def test_a_program_is_short(name: str) -> None:
     assert len((FOLDER / f"{name}.py").read_text().splitlines()) < 60
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+def with_needs(name: str) -> object:
+    marks = [pytest.mark.needs("runc")] if name == "container" else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [*map(with_needs, PROGRAMS)])
 def test_a_program_prints_what_is_expected_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     assert re.fullmatch(PRINTED[name], run(name, tmp_path))
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
