@@ -54,6 +54,7 @@ BENCHMARKS = {
     "replays": "durable runs that are killed at random: each completes, no call is made twice",
     "audit": "cost of the audit trail",
     "daemon": "cost of sharing a pool through a daemon",
+    "fleet": "programs on the nodes of a fleet, and what Ray costs a call (extra fleet)",
     "tools": "cost of a tool call",
     "mcp": "cost of a program for a client of the MCP server",
     "web": "cost of a program for a client of the web server",

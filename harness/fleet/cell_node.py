@@ -56,12 +56,17 @@ class CellNode(Closing):
         self._slots = threading.BoundedSemaphore(settings.slots)
         self._keys = KeyMemory(settings.keys, settings.key_bytes)
         self._closing = contextlib.ExitStack()
+        # Refuses a session where the sandbox would end the one that was idle longest.
+        quota = QuotaSettings(sessions=settings.sessions)
         self._service = Service(
             settings.policy, make or (lambda: self._made(settings)), (settings.policy.name,),
-            ServeLimits(), _LIFETIME_SECONDS, TenantQuota(settings.name, QuotaSettings()), int,
+            ServeLimits(), _LIFETIME_SECONDS, TenantQuota(settings.name, quota), self._sessions,
         )  # fmt: skip
         self._closing.callback(self._service.close)
         self._service.start()
+
+    def _sessions(self) -> int:
+        return self._service.sessions()
 
     def _made(self, settings: NodeSettings) -> Sandbox:
         audit: AuditLog | bool = False

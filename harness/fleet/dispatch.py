@@ -1,10 +1,11 @@
 """`Dispatch`: sends requests to nodes, each call to one, and repeats only what has not begun."""
 
+import contextlib
 import random
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ...policies.closing import Closing
@@ -74,7 +75,7 @@ class Dispatch(Closing):
             wanted = wanted._replace(node=self._node_of(key))
         data = packed_message(NodeCall(VERSION, key or _new_key(), request))
         while True:
-            with self.router.lease(wanted) as node:
+            with self._leased(wanted, key) as node:
                 if key is None or (other := self._remember(key, node)) == node:
                     answer = self._exchange(node, data)
                 else:
@@ -137,6 +138,18 @@ class Dispatch(Closing):
                 return answer
         self.router.lose(node, why)
         raise _unknown(node, why)
+
+    @contextlib.contextmanager
+    def _leased(self, wanted: Wanted, key: str | None) -> Iterator[str]:
+        """Hold a slot; a key whose node is lost meanwhile has an outcome that is unknown."""
+        with contextlib.ExitStack() as stack:
+            try:
+                node = stack.enter_context(self.router.lease(wanted))
+            except NodeLost:
+                if key is None or wanted.node is None:
+                    raise
+                raise _unknown(wanted.node, self.router.why_lost(wanted.node)) from None
+            yield node
 
     def _node_of(self, key: str) -> str | None:
         """Return the node that had a call with this key; raises OutcomeUnknown if it is lost."""

@@ -5,6 +5,7 @@ import random
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -174,11 +175,7 @@ class Fleet(Closing):
         """
         names = requirements_of(packages)
         request = OpenSession(secrets.token_hex(16), language, names)
-        quota = self._quota(tenant)
-        with (
-            self._metrics.request("fleet_session", tenant),
-            quota.room_for_session(lambda: self._count_sessions(tenant)),
-        ):
+        with self._metrics.request("fleet_session", tenant), self.room_for_session(tenant):
             node, reply = self._dispatch.open(request, Wanted(frozenset(names)))
             opened = reply_as(reply, Opened)
             session = FleetSession(self, node, tenant, opened, self._limits)
@@ -192,6 +189,10 @@ class Fleet(Closing):
         with self._turn("fleet_session_execute", tenant) as quota:
             reply = self._dispatch.run(request, Wanted(node=node))
             return _spent(reply, quota) if isinstance(reply, Executed) else reply
+
+    def room_for_session(self, tenant: str) -> AbstractContextManager[None]:
+        """Keep room for a session of a tenant during the block; raises QuotaExceeded."""
+        return self._quota(tenant).room_for_session(lambda: self._count_sessions(tenant))
 
     def keep_session(self, session: FleetSession, key: str) -> None:
         """Count a session until `forget_session`; for `FleetSession`."""

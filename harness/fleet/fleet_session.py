@@ -1,6 +1,7 @@
 """`FleetSession`: a session on one node of a fleet."""
 
 import os
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -11,6 +12,7 @@ from ...policies.errors import (
     LaunchError,
     NodeLost,
     PolicyError,
+    SessionLost,
     SessionNodeLost,
 )
 from ...policies.policy import Limits
@@ -36,6 +38,8 @@ class SessionsFleet(Protocol):
 
     def ask_node(self, node: str, tenant: str, request: Any, /) -> Any: ...
 
+    def room_for_session(self, tenant: str, /) -> AbstractContextManager[None]: ...
+
     def keep_session(self, session: "FleetSession", key: str, /) -> None: ...
 
     def forget_session(self, key: str, /) -> None: ...
@@ -44,8 +48,8 @@ class SessionsFleet(Protocol):
 class NodeRequests(Requests):
     """Requests to one node of a fleet, on behalf of one tenant."""
 
-    def __init__(self, fleet: SessionsFleet, node: str, tenant: str) -> None:
-        self._fleet, self._node, self._tenant = fleet, node, tenant
+    def __init__(self, fleet: SessionsFleet, node: str, tenant: str, session: str) -> None:
+        self._fleet, self._node, self._tenant, self._session = fleet, node, tenant, session
 
     def ask(
         self, request: msgspec.Struct, kind: type[_R], on_output: OnOutput | None = None,
@@ -63,7 +67,10 @@ class NodeRequests(Requests):
                 node=self._node,
             ) from None
         if isinstance(reply, Failure):
-            raise error_of(reply)
+            failure = error_of(reply)
+            if isinstance(failure, SessionLost):  # such as one that was idle for too long
+                self._fleet.forget_session(self._session)
+            raise failure
         if not isinstance(reply, kind):
             raise InternalError(f"the node answered with {type(reply).__name__}")
         return reply
@@ -78,7 +85,7 @@ class FleetSession(AttachedSession):
     def __init__(
         self, fleet: SessionsFleet, node: str, tenant: str, opened: Opened, limits: Limits
     ) -> None:
-        super().__init__(NodeRequests(fleet, node, tenant), opened, limits)
+        super().__init__(NodeRequests(fleet, node, tenant, opened.session), opened, limits)
         self.node = node
         self.tenant = tenant
         self._fleet = fleet
@@ -115,10 +122,11 @@ class FleetSession(AttachedSession):
         raise PolicyError("terminal: not available in a fleet", "use run or start_command")
 
     def fork(self) -> Session:
-        opened = self._requests.ask(ForkSession(self._key), Opened)
-        branch = FleetSession(self._fleet, self.node, self.tenant, opened, self._limits)
-        self._fleet.keep_session(branch, opened.session)
-        return branch
+        with self._fleet.room_for_session(self.tenant):
+            opened = self._requests.ask(ForkSession(self._key), Opened)
+            branch = FleetSession(self._fleet, self.node, self.tenant, opened, self._limits)
+            self._fleet.keep_session(branch, opened.session)
+            return branch
 
     def close(self) -> None:
         """End the session; harmless if it or its node has ended."""

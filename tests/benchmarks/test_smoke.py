@@ -55,10 +55,11 @@ NEEDS = {
     "peers": "bwrap",  # its criterion is a comparison with bubblewrap
     "workflows": "mcp_servers",  # its work is done with them, or not at all
 }
+WITH_RAY = ("fleet",)  # tests/frameworks/suite_ray_benchmark.py measures it
 SHORT = [
     pytest.param(name, marks=pytest.mark.needs(NEEDS[name])) if name in NEEDS else name
     for name in commands.BENCHMARKS
-    if name not in LONG
+    if name not in (*LONG, *WITH_RAY)
 ]
 pytestmark = pytest.mark.needs("userns")
 

@@ -126,8 +126,10 @@ def test_limits_of_a_tenant_are_its_own(fleet: Fleet) -> None:
         errors = [each.exception() for each in both]
     assert sorted(map(repr, map(type, errors))) == sorted(map(repr, (type(None), QuotaExceeded)))
     assert fleet.execute("1").ok
-    with fleet.session(tenant="small"), pytest.raises(QuotaExceeded, match="at most 1 sessions"):
-        fleet.session(tenant="small")
+    with fleet.session(tenant="small") as session:
+        for another in (functools.partial(fleet.session, tenant="small"), session.fork):
+            with pytest.raises(QuotaExceeded, match="at most 1 sessions"):
+                another()
     with pytest.raises(PolicyError, match="tenant: unknown: 'nobody'"):
         fleet.execute("1", tenant="nobody")
 

@@ -8,7 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from cellwright import Fleet, InternalError, OutcomeUnknown, PolicyError, SandboxResult
+from cellwright import (
+    BusyError,
+    Fleet,
+    InternalError,
+    OutcomeUnknown,
+    PolicyError,
+    SandboxResult,
+    SessionLost,
+)
 from cellwright.harness.fleet.cell_node import CellNode
 from cellwright.harness.fleet.messages import (
     Answered,
@@ -172,11 +180,19 @@ def test_a_fleet_maps_programs_in_order_over_what_is_left_of_it() -> None:
 
 def test_sessions_beyond_those_of_a_node_go_to_another_one_or_are_refused() -> None:
     with Fleet([node_here("a"), node_here("b")], 2) as fleet:
-        sessions = [fleet.session() for _ in range(4)]
+        sessions = [fleet.session() for _ in range(8)]
         for number, each in enumerate(sessions):
             each.execute(f"x = {number}")
-        assert [each.execute("x").value for each in sessions] == [0, 1, 2, 3]
-        assert "cellwright_fleet_sessions 4.0" in fleet.metrics_text()
+        with pytest.raises(BusyError):
+            fleet.session()  # instead of ending the session that was idle longest
+        with pytest.raises(BusyError):
+            sessions[0].fork()
+        assert [each.execute("x").value for each in sessions] == [*range(8)]
+        assert "cellwright_fleet_sessions 8.0" in fleet.metrics_text()
+        assert sessions[0].execute("import os; os.kill(os.getpid(), 9)").session_lost
+        with pytest.raises(SessionLost):  # from now on it is not counted
+            sessions[0].execute("1")
+        assert fleet._count_sessions() == 7
         for each in sessions:
             each.close()
         assert fleet._count_sessions() == 0

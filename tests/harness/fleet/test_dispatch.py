@@ -115,6 +115,28 @@ def test_a_retry_of_what_began_on_a_lost_node_says_that_its_outcome_is_unknown()
     assert value_of(made.run(program(2), _ANY, "another")) == 2
 
 
+def test_a_call_whose_key_waits_for_a_node_that_is_lost_is_unknown_too() -> None:
+    go, inside = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        inside.set()
+        go.wait(5)
+
+    node, other = FakeNode("a", ["dies_after"], before=hold), FakeNode("b")
+    made = dispatch(node, other, slots=1)
+    with ThreadPoolExecutor(3) as threads, made.router.lease(Wanted(node="b")):
+        first = threads.submit(made.run, program(1), _ANY, "key")
+        inside.wait(5)
+        again = threads.submit(made.run, program(1), _ANY, "key")
+        while not made.router.state().waiting:
+            threading.Event().wait(0.001)
+        go.set()
+        for each in (first, again):
+            with pytest.raises(OutcomeUnknown):
+                each.result(5)
+    assert runs_of(node, other) == {1: 1}
+
+
 def test_a_broken_connection_is_tried_again_with_the_same_key() -> None:
     node = FakeNode("a", ["away_after", "away_before", "ok"])
     assert value_of(dispatch(node).run(program(3), _ANY)) == 3
