@@ -2,13 +2,14 @@
 
 import argparse
 import contextlib
+import errno
 import os
 import select
 import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -82,7 +83,7 @@ class _Relay:
 
         The person's terminal is restored on every way out but SIGKILL.
         """
-        with _signals() as woken, _raw(self._filter):
+        with _signals() as woken, _Keyboard(self._filter) as keyboard:
             poll = select.poll()
             for descriptor in (woken, self._terminal.fileno()):
                 poll.register(descriptor, select.POLLIN)
@@ -94,7 +95,11 @@ class _Relay:
                 )
                 ready = dict(poll.poll())
                 if woken in ready:
-                    os.read(woken, _CHUNK)
+                    numbers = os.read(woken, _CHUNK)
+                    if signal.SIGTSTP in numbers:
+                        keyboard.stop()
+                    elif signal.SIGCONT in numbers:  # after SIGSTOP, of which nobody is told
+                        keyboard.take()
                     self._terminal.resize(*_size())
                 if _INPUT in ready and not self._take():
                     return
@@ -128,30 +133,67 @@ def _write(data: bytes) -> None:
         data = data[os.write(_OUTPUT, data) :]
 
 
-@contextlib.contextmanager
-def _raw(passed: TerminalFilter) -> Iterator[None]:
-    """Have each key go to the cell; afterwards restore the terminal and drop what nobody has read."""
-    before = termios.tcgetattr(_INPUT)
-    try:
-        tty.setraw(_INPUT, termios.TCSANOW)
-        yield
-    finally:
+class _Keyboard:
+    """The person's terminal while each key goes to the cell.
+
+    Others see it as it was before: the shell that gets it while this process is stopped, which Ctrl-Z
+    does not do, for that key goes to the cell too, but kill(1) and `fg` do; and the next program.
+    """
+
+    def __init__(self, passed: TerminalFilter) -> None:
+        self._filter = passed
+        _in_foreground(lambda: termios.tcdrain(_INPUT))  # the modes of a shell are not ours to keep
+        self._before = termios.tcgetattr(_INPUT)
+
+    def __enter__(self) -> "_Keyboard":
+        self.take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the terminal and drop what nobody has read."""
         with contextlib.suppress(OSError, termios.error):  # it has hung up
-            termios.tcsetattr(_INPUT, termios.TCSAFLUSH, before)
-            _write(passed.restore())
+            termios.tcsetattr(_INPUT, termios.TCSAFLUSH, self._before)
+            _write(self._filter.restore())
+
+    def take(self) -> None:
+        _in_foreground(lambda: tty.setraw(_INPUT, termios.TCSANOW))
+
+    def stop(self) -> None:
+        """Stop this process, as the signal that was caught would have, with the terminal restored."""
+        self.__exit__()
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        self.take()
+
+
+def _in_foreground(do: Callable[[], object]) -> None:
+    """Do something to the terminal; in the background the kernel stops this process (SIGTTOU) until its
+    shell gives it the terminal, and refuses with EIO where no shell can (tcsetattr(3))."""
+    while True:
+        try:
+            do()
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                raise PolicyError("shell: the terminal belongs to other programs") from None
+            if error.args[0] != errno.EINTR:  # a handler of ours ran when it was continued
+                raise
+        else:
+            return
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[int]:
-    """Give a descriptor that is readable when the size changes, and have signals that end this process
-    end the `with` first."""
+    """Give a descriptor from which the numbers of signals can be read: that the size has changed, that
+    this process is to stop, or goes on.  Signals that end this process end the `with` first."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         sys.exit(128 + number)
 
     woken, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = {number: signal.signal(number, end) for number in _ENDING}
-    before[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda number, frame: None)
+    for number in (signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT):
+        before[number] = signal.signal(number, lambda number, frame: None)
     wakeup = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     try:
         yield woken

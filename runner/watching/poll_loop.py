@@ -1,5 +1,6 @@
 """The parts of a poll loop: its interface to the objects that register with it, and its timeouts."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -21,27 +22,33 @@ class Watcher(Protocol):
 
 
 class Timers:
-    """Actions and their moments, by time.monotonic; an action has one moment at a time."""
+    """Actions and their moments, by time.monotonic; an action has one moment at a time.
+
+    What has happened before a moment is handled before its action: poll(2) has been asked for events
+    since then.  Otherwise a process that was stopped, or whose callback took long, would end a program
+    for a timeout although it had ended in time.
+    """
 
     def __init__(self) -> None:
         self._due: dict[Callable[[], None], float] = {}
+        self._asked = 0.0  # when poll(2) was asked for events
 
     def at(self, moment: float, do: Callable[[], None]) -> None:
         """Call `do` at `moment` instead of at its earlier moment."""
         self._due[do] = moment
 
     def patience_milliseconds(self) -> float:
-        """Return the time until the next action, as poll(2) takes it."""
-        patience = _LONGEST_WAIT_SECONDS
-        if self._due:
-            patience = min(min(self._due.values()) - time.monotonic(), patience)
-        return max(0.0, patience) * 1000 + 1
+        """Return the time until the next action, as poll(2), which is asked next, takes it."""
+        self._asked = time.monotonic()
+        first = min(self._due.values(), default=math.inf)
+        if first <= self._asked:
+            return 0.0
+        return min(first - self._asked, _LONGEST_WAIT_SECONDS) * 1000 + 1
 
     def ring(self) -> None:
-        """Call every action that is due, the earliest first."""
-        now = time.monotonic()
+        """Call every action that was due before poll(2) was asked, the earliest first."""
         for do in sorted(
-            (do for do, at in self._due.items() if at <= now), key=self._due.__getitem__
+            (do for do, at in self._due.items() if at <= self._asked), key=self._due.__getitem__
         ):
             del self._due[do]
             do()

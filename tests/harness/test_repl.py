@@ -34,12 +34,12 @@ def environment(state: Path) -> dict[str, str]:
 
 
 class Screen:
-    """A terminal with a repl on it, and all that it has shown."""
+    """A terminal with a repl on it, or another command, and all that it has shown."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory: Path, *command: str) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ADOPT, *COMMAND, *arguments], cwd=directory,
+            [sys.executable, "-c", ADOPT, *(command or COMMAND)], cwd=directory,
             stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env=environment(directory),
         )  # fmt: skip
@@ -51,7 +51,7 @@ class Screen:
 
     def until(self, wanted: str) -> str:
         """Wait until something is shown; return what was shown before it."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (at := self._shown.find(wanted.encode())) < 0:
             ready, _, _ = select.select([self._ours], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"{wanted!r} was not shown, but {self._shown!r}"

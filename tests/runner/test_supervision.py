@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -15,7 +16,7 @@ import pytest
 from cellwright.policies.errors import CellwrightError, InternalError, LaunchError
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
-from cellwright.runner.capture import Capture
+from cellwright.runner.capture import Capture, OnOutput
 from cellwright.runner.cells import Cell
 from cellwright.runner.cgroups.tree import NoCgroup
 from cellwright.runner.held_cell import HeldCell
@@ -27,6 +28,7 @@ from cellwright.runner.messages import (
     encode,
 )
 from cellwright.runner.watching.supervision import Observation, Supervision, Work
+from tests.conftest import soon
 
 LIMITS = Limits(wall_seconds=0.3)
 DONE = Finished(b"5", None, None, None)
@@ -77,9 +79,11 @@ def cell() -> Iterator[FakeCell]:
     made.close()
 
 
-def supervise(cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1) -> Observation:
+def supervise(
+    cell: FakeCell, limits: Limits = LIMITS, cancel: int = -1, on_output: OnOutput | None = None
+) -> Observation:
     captures = tuple(
-        Capture(name, getattr(cell, name), limits.output_bytes, None)
+        Capture(name, getattr(cell, name), limits.output_bytes, on_output)
         for name in ("stdout", "stderr")
     )
     held = held_cell_of(cell)
@@ -386,3 +390,18 @@ def test_unexpected_descriptors_are_closed(cell: FakeCell) -> None:
         supervise(cell)
     owned = 3  # pidfds and workspace, which the cell closes
     assert len(os.listdir("/proc/self/fd")) <= before + owned
+
+
+def test_what_ended_in_time_has_ended_well_however_late_that_is_noticed(cell: FakeCell) -> None:
+    """As when this process is stopped, or a callback takes long: the deadline comes meanwhile."""
+    cell.is_ready()
+    due = time.monotonic() + LIMITS.wall_seconds
+
+    def heard(*_: object) -> None:
+        cell.guest_says(encode(DONE))
+        cell.ends()
+        assert soon(lambda: time.monotonic() > due + LIMITS.wall_seconds)
+
+    os.write(cell._their_stdout, b"x")
+    seen = supervise(cell, on_output=heard)
+    assert (seen.cause, seen.finished, seen.wait_status) == (None, DONE, 0)
