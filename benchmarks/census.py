@@ -78,16 +78,16 @@ def machinery_below(pid: int) -> list[int]:
     return [each for role, each in roles_below(pid) if role not in (INIT, GUEST)]
 
 
-OTHER, KEEPER, NURSERY, LAUNCHER, INIT, GUEST = (
-    "other", "keeper", "nursery", "launcher", "init", "guest",
+OTHER, EGRESS, KEEPER, NURSERY, LAUNCHER, INIT, GUEST = (
+    "other", "egress", "keeper", "nursery", "launcher", "init", "guest",
 )  # fmt: skip
 
 
 def roles_below(pid: int) -> Iterator[tuple[str, int]]:
     """Yield what every process below `pid` is, by where it stands; guests' children are left out."""
     for child in children(pid):
-        if _read(f"/proc/{child}/comm").strip() != "cell-keeper":
-            yield OTHER, child
+        if (name := _read(f"/proc/{child}/comm").strip()) != "cell-keeper":
+            yield (EGRESS if name == "cell-egress" else OTHER), child
             yield from roles_below(child)
             continue
         yield KEEPER, child

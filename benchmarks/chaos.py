@@ -15,19 +15,31 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ..harness.sandbox.packages.store import PackageStore
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import CellwrightError, InternalError
 from ..policies.loading import load_policy
-from ..runner.settings import PoolSettings
+from ..runner.settings import PauseSettings, PoolSettings
 from ..runner.supervisors import OTHERS_CELLS
 from . import checkpoints, faults
 from .callers import WELL, Probe, Prober, ProbeResult, drawn, languages
 from .census import Census
 from .checkpoints import Period
-from .conversations import Talk, with_programs, with_sessions
+from .conversations import (
+    Talk,
+    with_branches,
+    with_pauses,
+    with_programs,
+    with_servers,
+    with_sessions,
+)
 from .daemon import daemon
 from .leak_checks import NOTES, LeakCheck, censuses, more, own_temporary_files, settled, whole
+from .network import network_to, reachable_name
+from .network_servers import server
+from .packages import SMALL, write_wheel
 from .report import Report, ReportTable, Value
+from .scratch import scratch_directory
 from .settings import Settings, sandbox
 
 _SEED = 20260102
@@ -35,12 +47,15 @@ _MINUTES, _SMOKE_MINUTES = 1.0, 0.1
 _CHECKPOINTS = 6
 _WARM_UP_SECONDS = 60.0
 _CALLERS, _SESSIONS, _PROGRAMS = 8, 2, 2
+_BRANCHING, _PAUSING, _REACHING = 1, 1, 2
 _BETWEEN_SECONDS = 0.5  # two faults, in the mean
 _WALL_SECONDS = 5.0
 _NAME = "faults at random"
 _MEANING = (
     f"{_CALLERS} callers of every kind and language, clients of a daemon,",
-    f"{_SESSIONS} sessions and {_PROGRAMS} programs that are talked with.",
+    f"{_SESSIONS} sessions and {_PROGRAMS} programs that are talked with,",
+    f"{_BRANCHING} session that branches, {_PAUSING} that is paused and resumed,",
+    f"{_REACHING} programs at a time with a package and a way out to one name.",
     f"A fault every {_BETWEEN_SECONDS:g} s, to processes and cgroups of the run and no others.",
     "At a checkpoint who is stopped goes on, every language must run, and a census is taken.",
 )
@@ -54,12 +69,16 @@ class Chaos:
         made: Sandbox,
         living: Sandbox,
         shared: Sandbox,
+        equipped: Sandbox,
+        server: dict[str, str | int],
         caller: Prober,
         hitting: faults.Faults,
     ) -> None:
         self._made = made
         self._living = living
         self._shared = shared
+        self._equipped = equipped
+        self._server = server
         self._caller = caller
         self._faults = hitting
         self._chance = random.Random(_SEED)
@@ -77,9 +96,10 @@ class Chaos:
         self._forget()
         self._over.clear()
         hits = sum(self._faults.done.values())
-        with ThreadPoolExecutor(_CALLERS + _SESSIONS + _PROGRAMS) as threads:
+        talks = self._conversations()
+        with ThreadPoolExecutor(_CALLERS + sum(count for *_, count in talks)) as threads:
             work = [threads.submit(self._call_on) for _ in range(_CALLERS)]
-            for talk, cells, count in self._conversations():
+            for talk, cells, count in talks:
                 work += [threads.submit(talk, cells, self._over, self._note) for _ in range(count)]
             self._hit_until(time.monotonic() + seconds)
             self._over.set()
@@ -104,6 +124,7 @@ class Chaos:
         self._made.settle()
         self._living.settle()
         self._shared.settle()
+        self._equipped.settle()
 
     def _recover(self) -> None:
         """Have every language run in as many cells as may be parked, here and there: no fault is at
@@ -122,7 +143,13 @@ class Chaos:
     # what is called meanwhile
 
     def _conversations(self) -> tuple[tuple[Talk, Sandbox, int], ...]:
-        return (with_sessions, self._made, _SESSIONS), (with_programs, self._living, _PROGRAMS)
+        return (
+            (with_sessions, self._made, _SESSIONS),
+            (with_branches, self._made, _BRANCHING),
+            (with_pauses, self._made, _PAUSING),
+            (with_programs, self._living, _PROGRAMS),
+            (with_servers(self._server), self._equipped, _REACHING),
+        )
 
     def _call_on(self) -> None:
         chance = random.Random(self._chance.random())
@@ -203,13 +230,39 @@ def _chaos(settings: Settings, trail: Path) -> Iterator[tuple[Chaos, faults.Faul
     short = replace(settings.policy.limits, wall_seconds=_WALL_SECONDS)
     mine = settings._replace(policy=replace(settings.policy, limits=short))
     with (
+        scratch_directory() as place,
         daemon(settings) as path,
-        sandbox(mine, audit=trail) as made,
+        sandbox(mine, audit=trail, pauses=PauseSettings(place / "paused")) as made,
         sandbox(_of_servers(settings), pool=0) as living,
         Sandbox(connect=path) as shared,
+        _equipped(mine, place) as (equipped, given),
     ):
         hitting = faults.Faults(random.Random(_SEED), path)
-        yield Chaos(made, living, shared, Prober(made, path), hitting), hitting
+        yield Chaos(made, living, shared, equipped, given, Prober(made, path), hitting), hitting
+
+
+@contextlib.contextmanager
+def _equipped(settings: Settings, place: Path) -> Iterator[tuple[Sandbox, dict[str, str | int]]]:
+    """Give a sandbox whose programs have a package and may reach one server, and its name and port.
+
+    Raises PolicyError where no name but localhost stands for this host's loopback.
+    """
+    own = reachable_name()
+    wheels = place / "wheels"
+    wheels.mkdir()
+    write_wheel(wheels)
+    store = PackageStore(
+        place / "store", find_links=wheels, index=False,
+        optional_layers=settings.policy.optional_layers,
+    )  # fmt: skip
+    with server(own.address) as port:
+        policy = replace(
+            settings.policy,
+            network=network_to(own, port),
+            packages=replace(settings.policy.packages, require=(SMALL.package,)),
+        )
+        with Sandbox(policy=policy, package_store=store, pool=PoolSettings(), audit=False) as made:
+            yield made, {"name": own.name, "port": port}
 
 
 def _of_servers(settings: Settings) -> Settings:

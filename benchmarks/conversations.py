@@ -1,4 +1,5 @@
-"""Conversations: a session that keeps its state, and a program that answers line by line."""
+"""Conversations: sessions that keep their state, branch, pause and go on, programs that answer line by
+line, and programs that have packages and a way out by name."""
 
 import contextlib
 import os
@@ -15,6 +16,20 @@ from .callers import ProbeResult
 
 _REQUESTS = 20  # of one session, or one program, at most
 _ECHO = ("/bin/cat",)
+_BRANCHES = 2  # of a session at a time
+# Of network_servers.py: what follows an e comes back, after another e.
+_OUT_AND_BACK = """
+import cellwright_sample, socket
+with socket.create_connection((name, port), 4) as sock:
+    sock.sendall(b"e" + nonce.encode())
+    heard = b""
+    while len(heard) < 1 + len(nonce):
+        piece = sock.recv(99)
+        if not piece: raise ConnectionError("it ended early")
+        heard += piece
+assert cellwright_sample.add(1, 2) == 3
+print(heard[1:].decode())
+"""
 _SILENT_SECONDS = 30.0  # longer than anybody is stopped, or lives
 
 Make = Callable[[], ProbeResult]  # raises CellwrightError
@@ -33,6 +48,43 @@ def with_sessions(made: Sandbox, over: threading.Event, note: Note) -> None:
                 note(partial(_said_again, session, nonce, number))
 
 
+def with_branches(made: Sandbox, over: threading.Event, note: Note) -> None:
+    """Have branches of session after session say what the session was given, and what each was."""
+    while not over.is_set():
+        with contextlib.suppress(CellwrightError), made.session() as session:
+            nonce = os.urandom(8).hex()
+            note(partial(_said_again, session, nonce, 0))
+            while not session.lost and not over.is_set():
+                with contextlib.ExitStack() as opened:
+                    for each in session.branch(_BRANCHES):
+                        opened.enter_context(each)
+                        own = os.urandom(8).hex()
+                        note(partial(_added, each, nonce, own))
+                note(partial(_said_again, session, nonce, 1))  # what a branch did is its own
+
+
+def with_pauses(made: Sandbox, over: threading.Event, note: Note) -> None:
+    """Have session after session be paused and resumed, and say again what it was given at first."""
+    while not over.is_set():
+        with contextlib.suppress(CellwrightError), contextlib.ExitStack() as opened:
+            session, nonce = opened.enter_context(made.session()), os.urandom(8).hex()
+            note(partial(_said_again, session, nonce, 0))
+            while not session.lost and not over.is_set():
+                session = opened.enter_context(made.resume(session.pause()))
+                note(partial(_said_again, session, nonce, 1))
+
+
+def with_servers(given: dict[str, str | int]) -> Talk:
+    """Return a conversation in which programs, which have a package, send a nonce out and back: `given`
+    has the `name` and the `port` of the server."""
+
+    def send_all(made: Sandbox, over: threading.Event, note: Note) -> None:
+        while not over.is_set():
+            note(partial(_sent_out, made, given, os.urandom(8).hex()))
+
+    return send_all
+
+
 def with_programs(made: Sandbox, over: threading.Event, note: Note) -> None:
     """Have program after program send back each line that it is sent, until it ends or is ended."""
     while not over.is_set():
@@ -45,6 +97,16 @@ def with_programs(made: Sandbox, over: threading.Event, note: Note) -> None:
 
 def _said_again(session: Session, nonce: str, number: int) -> ProbeResult:
     result = session.execute("print(x)" if number else f"x = {nonce!r}; print(x)")
+    return ProbeResult(nonce, result.stdout.strip(), result)
+
+
+def _added(session: Session, nonce: str, own: str) -> ProbeResult:
+    result = session.execute(f"x += {own!r}; print(x)")
+    return ProbeResult(nonce + own, result.stdout.strip(), result)
+
+
+def _sent_out(made: Sandbox, given: dict[str, str | int], nonce: str) -> ProbeResult:
+    result = made.execute(_OUT_AND_BACK, inputs={**given, "nonce": nonce})
     return ProbeResult(nonce, result.stdout.strip(), result)
 
 

@@ -12,11 +12,11 @@ from collections import Counter
 from pathlib import Path
 
 from ..runner import channel
-from .census import GUEST, INIT, KEEPER, LAUNCHER, NURSERY, OTHER, roles_below
+from .census import EGRESS, GUEST, INIT, KEEPER, LAUNCHER, NURSERY, OTHER, roles_below
 from .report import Column, ReportTable
 
 # The share of each kind of victim, in percent.
-_VICTIMS = {GUEST: 30, INIT: 15, LAUNCHER: 12, NURSERY: 6, KEEPER: 6, OTHER: 3}
+_VICTIMS = {GUEST: 28, INIT: 14, LAUNCHER: 11, NURSERY: 6, KEEPER: 6, EGRESS: 4, OTHER: 3}
 _CGROUP, _CLIENT = "cgroup", "client"
 _OTHERS = {_CGROUP: 18, _CLIENT: 10}
 _SIGNALS = {

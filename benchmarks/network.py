@@ -98,14 +98,9 @@ _OUTSIDE = "import json, sys\nglobals().update(json.loads(sys.argv[1]))\n"
 
 def measure(settings: Settings) -> Report:
     """Return what a connection and its bytes cost by each way, and what many connections leave."""
-    own = loopback_name()
-    if own is None:
-        raise PolicyError(
-            "network: no name but localhost stands for this host's loopback",
-            "have this host's name stand for 127.0.1.1 in /etc/hosts",
-        )
+    own = reachable_name()
     with own_temporary_files(), server(own.address) as port, proxy(own.address) as proxy_port:
-        reaching = settings._replace(policy=replace(settings.policy, network=_network(own, port)))
+        reaching = settings._replace(policy=replace(settings.policy, network=network_to(own, port)))
         given = {
             "name": own.name, "port": port, "proxy_port": 0, "proxy_address": own.address,
             "stream_bytes": STREAM_BYTES, "burst": _IN_A_BURST,
@@ -116,7 +111,19 @@ def measure(settings: Settings) -> Report:
     return _report(times, checks)
 
 
-def _network(own: LoopbackName, port: int) -> Network:
+def reachable_name() -> LoopbackName:
+    """Return a name of this host's loopback that a rule can have; raises PolicyError without one."""
+    own = loopback_name()
+    if own is None:
+        raise PolicyError(
+            "network: no name but localhost stands for this host's loopback",
+            "have this host's name stand for 127.0.1.1 in /etc/hosts",
+        )
+    return own
+
+
+def network_to(own: LoopbackName, port: int) -> Network:
+    """Return the rules by which cells reach one port of this host."""
     rule = NetworkRule(
         host=own.name, ports=(port,), schemes=("tcp",), connections=256,
         connections_per_second=100_000.0, addresses=(own.network,),

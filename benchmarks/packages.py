@@ -75,7 +75,7 @@ class _Subject(NamedTuple):
 
 
 _PANDAS = _Subject("pandas", "pandas", "int(pandas.Series([1, 2]).sum())")
-_SMALL = _Subject("cellwright-sample", "cellwright_sample", "cellwright_sample.add(1, 2)")
+SMALL = _Subject("cellwright-sample", "cellwright_sample", "cellwright_sample.add(1, 2)")
 
 
 def measure(settings: Settings) -> Report:
@@ -84,9 +84,9 @@ def measure(settings: Settings) -> Report:
     with scratch_directory() as place:
         wheels = place / "wheels"
         wheels.mkdir()
-        subject = _SMALL if settings.smoke else _fetched(wheels, notes)
-        if subject is _SMALL:
-            _write_wheel(wheels)
+        subject = SMALL if settings.smoke else _fetched(wheels, notes)
+        if subject is SMALL:
+            write_wheel(wheels)
         own, times = _cellwright(settings, subject, place)
         rows = [own, _uv(settings, subject, place, notes)]
         # Beside the other peers: llm-sandbox shows no path below /tmp.
@@ -115,19 +115,20 @@ def _fetched(wheels: Path, notes: list[str]) -> _Subject:
     notes.append(
         f"No index of packages is reachable, so a small wheel takes the place of {_PANDAS.package}."
     )
-    return _SMALL
+    return SMALL
 
 
-def _write_wheel(wheels: Path) -> None:
-    info = f"{_SMALL.module}-1.0.dist-info"
+def write_wheel(wheels: Path) -> None:
+    """Write the wheel of `SMALL` into a folder."""
+    info = f"{SMALL.module}-1.0.dist-info"
     files = {
-        f"{_SMALL.module}.py": b"def add(a, b):\n    return a + b\n",
+        f"{SMALL.module}.py": b"def add(a, b):\n    return a + b\n",
         f"{info}/METADATA": b"Metadata-Version: 2.1\nName: cellwright-sample\nVersion: 1.0\n",
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     lines = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
     files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
-    with zipfile.ZipFile(wheels / f"{_SMALL.module}-1.0-py3-none-any.whl", "w") as archive:
+    with zipfile.ZipFile(wheels / f"{SMALL.module}-1.0-py3-none-any.whl", "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
 

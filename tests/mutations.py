@@ -316,8 +316,8 @@ def is_asked(mutation: Mutation, test: str) -> bool:
 
 
 class Table(NamedTuple):
-    """A table of README.md, between comments that have its name.  The payloads know no network, so there
-    are none in the one about the way out."""
+    """A table of README.md, between comments that have its name.  Payloads attack layers of a cell, so
+    there are none in the others."""
 
     name: str
     mutations: tuple[Mutation, ...]
@@ -347,10 +347,14 @@ class Table(NamedTuple):
 
 
 def tables() -> tuple[Table, ...]:
-    """Return every table: of the layers of a cell, and of the way out by name."""
+    """Return every table: of the layers of a cell, of the way out by name, and of readers on the host."""
     from tests.egress_mutations import EGRESS  # which is made of mutations
+    from tests.reader_mutations import READERS
 
-    return Table("mutations", MUTATIONS, True), Table("egress mutations", EGRESS, False)
+    return (
+        Table("mutations", MUTATIONS, True), Table("egress mutations", EGRESS, False),
+        Table("reader mutations", READERS, False),
+    )  # fmt: skip
 
 
 def misplaced() -> list[str]:
@@ -381,7 +385,9 @@ def mutate(mutation: Mutation, by_test: str, by_payload: str | None) -> list[str
     first.  Without `by_payload` no payload is asked."""
     with tempfile.TemporaryDirectory(prefix="cellwright-mutation-") as directory:
         copy = Path(directory) / "checkout"
-        ignored = shutil.ignore_patterns(".git", ".venv", ".servers", "__pycache__", "*.egg-info")
+        ignored = shutil.ignore_patterns(
+            ".git", ".venv", ".servers", ".frameworks", ".*_cache", "__pycache__", "*.egg-info"
+        )  # fmt: skip
         shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
         (copy.parent / "shared").symlink_to(ROOT.parent / "shared")
         for file, text in _changed(mutation, copy).items():

@@ -39,6 +39,7 @@ from cellwright.benchmarks.settings import Settings, sandbox
 from cellwright.policies.policy import Policy
 from cellwright.runner import channel
 from cellwright.runner.audit.log import AuditLog
+from cellwright.runner.settings import PauseSettings
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, soon
 
@@ -198,22 +199,40 @@ def test_a_trail_in_which_an_execution_does_not_end_is_not_whole(tmp_path: Path)
 # Conversations
 
 
-@pytest.mark.parametrize("talk", [conversations.with_sessions, conversations.with_programs])
+@pytest.mark.parametrize("talk", [
+    conversations.with_sessions, conversations.with_programs, conversations.with_branches, conversations.with_pauses,
+])  # fmt: skip
 def test_a_conversation_in_which_nothing_breaks_is_right_to_its_end(
-    talk: conversations.Talk,
+    talk: conversations.Talk, tmp_path: Path
 ) -> None:
     judged: list[tuple[str, str]] = []
     over = threading.Event()
 
     def note(make: conversations.Make) -> None:
         judged.append(chaos._judged(make()))
-        if len(judged) == 25:  # the second one has begun
+        if len(judged) == 25:  # the second one of those that end has begun
             over.set()
 
-    with sandbox(chaos._of_servers(SETTINGS), pool=0) as made:
+    servers = chaos._of_servers(SETTINGS)
+    with sandbox(servers, pool=0, pauses=PauseSettings(tmp_path)) as made:
         talk(made, over, note)
     wanted = "sent back" if talk is conversations.with_programs else "exit"
-    assert judged == [(wanted, "")] * 25
+    assert set(judged) == {(wanted, "")}
+    assert len(judged) >= 25
+
+
+def test_programs_with_a_package_reach_a_server_by_its_name(tmp_path: Path) -> None:
+    judged: list[tuple[str, str]] = []
+    over = threading.Event()
+
+    def note(make: conversations.Make) -> None:
+        judged.append(chaos._judged(make()))
+        if len(judged) == 3:
+            over.set()
+
+    with chaos._equipped(SETTINGS, tmp_path) as (made, given):
+        conversations.with_servers(given)(made, over, note)
+    assert judged == [("exit", "")] * 3
 
 
 # Faults

@@ -20,11 +20,12 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxResult
-from cellwright.policies.policy import MIB, Policy
+from cellwright.policies.policy import MIB, Network, Policy
 from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
 from tests.conftest import CAPS, SHARED, policy_named, with_limits
 from tests.escapes.live_cell import children
+from tests.network import LOOPBACK, NAME, count_bytes, resolving, serving, tcp
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,7 @@ SETTINGS = {
 }
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 PORT = 47391
+NETWORKED = "networked"
 
 
 class Host:
@@ -95,6 +97,9 @@ class Host:
         self.process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         stack.callback(self.process.kill)
         self.listeners = [stack.enter_context(each) for each in self._listeners()]
+        # One host that the policy of `networked` names; the host's own resolver is not asked for it.
+        self.named = stack.enter_context(serving(count_bytes))
+        resolving(stack.enter_context(pytest.MonkeyPatch.context()), {NAME: [["127.0.0.1"]]})
 
     def _plant_file(self, stack: contextlib.ExitStack, path: Path) -> None:
         with (
@@ -154,8 +159,11 @@ def host() -> Iterator[Host]:
 
 def policy_for(profile: str, host: Host) -> Policy:
     """Return `profile` as payloads meet it: it shows a directory, has one that may be written, and caps
-    that are reached soon."""
-    policy = policy_named(profile)
+    that are reached soon.  NETWORKED is the profile `standard` with a way out to one name."""
+    policy = policy_named("standard" if profile == NETWORKED else profile)
+    if profile == NETWORKED:
+        network = Network(allow=(tcp(host.named.port),), addresses=(LOOPBACK,))
+        policy = msgspec.structs.replace(policy, network=network)
     files = msgspec.structs.replace(
         policy.filesystem,
         read=(*policy.filesystem.read, host.inner, host.shown),
@@ -166,7 +174,7 @@ def policy_for(profile: str, host: Host) -> Policy:
     return with_limits(policy, wall_seconds=34.0, cpu_seconds=60.0, output_total_bytes=96 * MIB)
 
 
-@pytest.fixture(scope="module", params=["standard", "strict"])
+@pytest.fixture(scope="module", params=["standard", "strict", NETWORKED])
 def sandbox(request: pytest.FixtureRequest, host: Host) -> Iterator[Sandbox]:
     """Made after the canaries were planted: what the launcher inherits, it inherits with them."""
     with Sandbox(policy=policy_for(request.param, host)) as box:
@@ -192,7 +200,16 @@ def settings_for(sandbox: Sandbox) -> dict[str, str]:
         "SBXT_WRITABLE": sandbox.policy.filesystem.write[-1],
         "SBXT_WORKSPACE_BYTES": str(limits.workspace_bytes),
         "SBXT_OUTPUT_TOTAL_BYTES": str(limits.output_total_bytes),
+        "SBXT_LISTENER_PORT": str(PORT),
+        **_way_out(sandbox.policy),
     }
+
+
+def _way_out(policy: Policy) -> dict[str, str]:
+    if not policy.network.allow:
+        return {}
+    (rule,) = policy.network.allow
+    return {"SBXT_NAME": rule.host, "SBXT_NAME_PORT": str(rule.ports[0])}
 
 
 def case_of(payload: Path) -> str:

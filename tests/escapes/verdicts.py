@@ -18,7 +18,15 @@ from pathlib import Path
 
 from cellwright import Sandbox
 from tests.conftest import with_limits
-from tests.escapes.test_payloads import PAYLOADS, Host, case_of, policy_for, run, verdict_of
+from tests.escapes.test_payloads import (
+    NETWORKED,
+    PAYLOADS,
+    Host,
+    case_of,
+    policy_for,
+    run,
+    verdict_of,
+)
 
 TABLE = Path(__file__).with_name("VERDICTS.md")
 _EMULATED_SECONDS = 240.0  # of wall time, where everything takes ten times as long and more
@@ -54,7 +62,8 @@ def main(arguments: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         host = Host(stack)
         found = {
-            profile: verdicts(profile, host, wanted=wanted) for profile in ("strict", "standard")
+            profile: verdicts(profile, host, wanted=wanted)
+            for profile in ("strict", "standard", NETWORKED)
         }
     place = f"Linux {os.uname().release}, {os.uname().machine}, {time.strftime('%Y-%m-%d')}"
     head = f"# Verdicts\n\nWritten by `python -m tests.escapes.verdicts`: {place}.\n\n"

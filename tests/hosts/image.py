@@ -152,7 +152,7 @@ def add_kernel(folder: Path, root: Path) -> None:
 def configure(root: Path) -> None:
     """Make the root one that boots to the end without a question, with both users in it."""
     (root / "etc/hostname").write_text("host\n")
-    (root / "etc/hosts").write_text("127.0.0.1 localhost host\n::1 localhost host\n")
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.1.1 host\n::1 localhost\n")
     (root / "etc/fstab").write_text("/dev/vda / ext4 rw 0 1\n")
     (root / "etc/machine-id").write_text("0123456789abcdef" * 2 + "\n")
     for name, uid in USERS.items():

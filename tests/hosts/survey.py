@@ -2,6 +2,7 @@
 """Ask a host which layers hold, pass the tests, and say both as one line of JSON.
 
     scripts/test-hosts --record a b c d      # in each host, kept in results/
+    scripts/test-hosts --record a b c e f -- python3 tests/hosts/survey.py --differing   # in half an hour each
     .venv/bin/python tests/hosts/survey.py   # here
 
 Standard library only.  The line begins with `survey: `; its end is the end of the output.
@@ -21,12 +22,28 @@ from xml.etree import ElementTree
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOSTED = Path("/opt/venv").is_dir()  # made by layer.py
+# The tests that a host can change the end of: what the kernel, cgroups, terminals and the way out refuse or do.
+DIFFERING = (
+    *(f"tests/escapes/test_{name}.py" for name in (
+        "network", "used_networks", "branches", "terminal", "namespaces", "filesystem", "landlock", "seccomp",
+        "posture", "limits",
+    )),
+    "tests/runner/egress", "tests/runner/branching", "tests/runner/test_cgroups.py",
+    "tests/runner/test_supervision.py",
+    *(f"tests/harness/test_{name}.py" for name in (
+        "terminal", "freezing", "live_network", "branching",
+    )),
+    "tests/harness/cli/test_job_control.py", "tests/harness/servers/daemon/test_ends.py",
+)  # fmt: skip
 HERE = ("tests/policies", "tests/runner", "tests/escapes", "tests/harness")  # as --hosted
 
 
 def main(arguments: list[str]) -> int:
     findings = examine()
-    status, tests = pass_tests(arguments)
+    differing = arguments == ["--differing"]
+    status, tests = pass_tests(list(DIFFERING) if differing else arguments)
+    if differing:
+        tests["of"] = "those that a host can change the end of"
     print("survey:", json.dumps(facts() | {"findings": findings, "tests": tests}), flush=True)
     return status
 

@@ -183,6 +183,21 @@ def test_an_archive_that_could_be_read_otherwise_is_refused(change: object, tmp_
     assert refusal_of(wheel, tmp_path)
 
 
+def test_bytes_between_two_entries_are_refused(tmp_path: Path) -> None:
+    """They could be an entry for a reader that does not look into the directory."""
+
+    def moved(whole: bytes) -> bytes:
+        at, entry = whole.rindex(b"PK\3\4"), whole.rindex(b"PK\1\2")  # both of RECORD
+        (start,) = struct.unpack("<I", whole[-6:-2])
+        whole = whole[:-6] + struct.pack("<I", start + 4) + whole[-2:]
+        whole = whole[: entry + 42] + struct.pack("<I", at + 4) + whole[entry + 46 :]
+        return whole[:at] + b"gap!" + whole[at:]
+
+    wheel = write_wheel(tmp_path / FILENAME, PLAIN, change=moved)
+    assert zipfile.ZipFile(wheel).testzip() is None  # another reader takes it
+    assert "does not begin where the entry before it ends" in refusal_of(wheel, tmp_path)
+
+
 def test_overlapping_entries_are_refused(tmp_path: Path) -> None:
     """Two entries that share their bytes: how a small archive unpacks to petabytes."""
 
