@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError, Privacy, PrivacyRules, RegistryError, ValueFile, ValueVault
+from cellwright.harness.privacy.known_values import KnownValue
 
 KEY = "0123456789abcdef" * 4
 TEXT = "ann@example.org and bob@example.org"
@@ -183,6 +184,15 @@ def test_a_session_that_is_called_like_a_client_has_values_of_its_own() -> None:
     made = privacy.scope(of="mcp pipe").text("ann@example.org")
     assert privacy.scope("mcp pipe").reveal(made) == made
     assert Privacy().scope("mcp pipe") is not None
+
+
+def test_a_value_of_one_client_is_not_looked_for_in_texts_of_another() -> None:
+    """Otherwise a program learns what others have by printing it."""
+    privacy = Privacy()
+    one, other = privacy.scope(of="one"), privacy.scope(of="other")
+    one.vault.tokens_for(one.name, [KnownValue("name", "zanzibar", "Zanzibar")])
+    assert one.text("to Zanzibar") != "to Zanzibar"
+    assert other.text("to Zanzibar") == "to Zanzibar"
 
 
 def test_what_one_process_erases_is_gone_from_the_others(tmp_path: Path) -> None:
