@@ -11,7 +11,10 @@ _SETS = "tests/harness/packages/test_store.py"
 _PAUSES = "tests/harness/test_pausing.py"
 _FORGED = "tests/escapes/test_forged_states.py"
 _VALUES, _SCOPES = "tests/harness/privacy/test_values.py", "tests/harness/privacy/test_scope.py"
-_DETECTED, _STREAMS = "tests/harness/privacy/test_detectors.py", "tests/harness/privacy/test_streams.py"
+_DETECTED, _STREAMS = (
+    "tests/harness/privacy/test_detectors.py",
+    "tests/harness/privacy/test_streams.py",
+)
 
 
 def _is(layer: str, asked: str, *edits: Edit) -> Mutation:
