@@ -12,6 +12,7 @@ from cellwright.harness.sandbox.inspection import inspect
 from cellwright.harness.sandbox.sandbox import Sandbox
 from cellwright.policies.errors import LaunchError
 from cellwright.policies.policy import Limits, Policy
+from cellwright.runner import spawn
 from cellwright.runner.cgroups.detect import open_tree
 from cellwright.runner.host.paths import sources_of
 from cellwright.runner.launch import Launch, LaunchArguments, begin_ahead
@@ -73,6 +74,39 @@ def test_a_launch_for_one_cell_rehearses_nothing() -> None:
             assert [sandbox.execute("1 + 1").value for _ in range(2)] == [2, 2]
     assert faults[1] < 30
     assert faults[10] > 200
+
+
+def test_a_launcher_imports_no_module_that_it_does_not_use() -> None:
+    code = spawn._BOOTSTRAP.format("cellwright.runner.launcher.main")
+    paths = repr(spawn.import_paths(()))
+    code = code.replace("os.read(3,65536).decode().split('\\0')", paths)
+    code = code.replace("main(len(paths))", "print(*sys.modules)")
+    done = subprocess.run(
+        [interpreter(), "-I", "-S", "-c", code], capture_output=True, text=True, check=True, env={}
+    )
+    imported = set(done.stdout.split())
+    assert "cellwright.runner.launcher.main" in imported
+    assert not imported & {
+        "platform",
+        "msgspec.inspect",
+        "msgspec._json_schema",
+        "inspect",
+        "subprocess",
+    }
+    assert len(imported) <= 166
+
+
+def test_programs_import_the_real_modules_that_the_launcher_did_without() -> None:
+    source = """
+import sys, uuid
+was_loaded = "platform" in sys.modules or hasattr(uuid, "platform")
+import platform
+[was_loaded, platform.python_version(), uuid.uuid1().version]
+"""
+    with Sandbox(pool=0) as sandbox:
+        was_loaded, version, kind = sandbox.execute(source).value
+    assert (was_loaded, kind) == (False, 1)
+    assert version == ".".join(map(str, sys.version_info[:3]))
 
 
 @pytest.mark.needs("cgroup")
