@@ -158,6 +158,8 @@ class SessionNodeLost(NodeLost, SessionLost):
 class PauseError(CellwrightError):
     """A session cannot be paused, or a paused one cannot be resumed; `is_final`: never, here."""
 
+    is_final = False
+
     def __init__(self, message: str, hint: str = "", *, is_final: bool = False) -> None:
         super().__init__(message, hint)
         self.is_final = is_final
@@ -165,6 +167,8 @@ class PauseError(CellwrightError):
 
 class PauseDiffers(PauseError):  # noqa: N818 - what happened, not a mistake
     """What a paused session needs is different by now; `differs` names it."""
+
+    differs: tuple[str, ...] = ()
 
     def __init__(self, message: str, hint: str = "", *, differs: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint, is_final=bool(differs))

@@ -28,7 +28,6 @@ from .messages import (
     encode,
 )
 
-MOST_AT_ONCE = 8  # branches of one call: their pidfds travel in one frame
 _MODULE = "cellwright.runner.branching.main"
 _NO_ANSWER = LaunchError, OSError, EOFError, msgspec.DecodeError, channel.ProtocolError
 _ANSWER_SECONDS = 10.0  # for a copy; a gigabyte takes one or two

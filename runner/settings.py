@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+MOST_BRANCHES = 8  # of a session in one call: their pidfds travel in one frame
+
 
 class PoolSettings(NamedTuple):
     """How many cells wait, how many may run, and how long a call waits for its turn."""

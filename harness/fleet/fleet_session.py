@@ -121,6 +121,18 @@ class FleetSession(AttachedSession):
     def _terminal(self, given: TerminalArguments) -> "Terminal":
         raise PolicyError("terminal: not available in a fleet", "use run or start_command")
 
+    def branch(
+        self, n: int = 1, reseed: bool = False, *, replay: bool = True
+    ) -> tuple[Session, ...]:
+        raise PolicyError(
+            "branch: not available in a fleet", "fork() replays the calls of the session"
+        )
+
+    def pause(self) -> str:
+        raise PolicyError(
+            "pause: not available in a fleet", "the state would stay on the host of its cell"
+        )
+
     def fork(self) -> Session:
         with self._fleet.room_for_session(self.tenant):
             opened = self._requests.ask(ForkSession(self._key), Opened)

@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeVar
 
 from ...policies.errors import PolicyError, SessionLost
 from ...policies.plan import Plan
-from ...runner.branching_process import MOST_AT_ONCE, BranchingProcess, CannotBranch
+from ...runner.branching_process import BranchingProcess, CannotBranch
 from ...runner.concurrency import NEVER
 from ...runner.request import Request
 from ...runner.session import SessionCell
@@ -43,13 +43,6 @@ class OfOwnCell(Protocol):
 
 
 _Session = TypeVar("_Session", bound=OfOwnCell)
-
-
-def check_branches(n: object) -> int:
-    """Return `n`; raises PolicyError for an invalid number of branches."""
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_AT_ONCE:
-        raise PolicyError(f"n: must be a whole number from 1 to {MOST_AT_ONCE}, got {n!r}")
-    return n
 
 
 def branch(

@@ -8,7 +8,7 @@ import msgspec
 from ...policies.errors import PolicyError
 from ...policies.languages import interpreted_languages, language_called, language_names
 from ...policies.policy import MIB, Limits, check_limit
-from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
+from ...runner.settings import MOST_BRANCHES, PauseSettings, PoolSettings, SessionSettings
 
 MAX_FILES = 20_000  # the host lists as many of a workspace
 
@@ -18,6 +18,13 @@ def check_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise PolicyError(f"{name}: must be True or False, got {value!r}")
     return value
+
+
+def check_branches(n: object) -> int:
+    """Return `n`; raises PolicyError for an invalid number of branches."""
+    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_BRANCHES:
+        raise PolicyError(f"n: must be a whole number from 1 to {MOST_BRANCHES}, got {n!r}")
+    return n
 
 
 def check_host_path(name: str, path: object) -> str:

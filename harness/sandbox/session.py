@@ -273,6 +273,7 @@ class Session(Executing):
             )
         )  # fmt: skip
 
+    @abstractmethod
     def branch(
         self, n: int = 1, reseed: bool = False, *, replay: bool = True
     ) -> "tuple[Session, ...]":
@@ -288,9 +289,6 @@ class Session(Executing):
         Either all `n` (1 to 8) are made or none, and this session goes on in any case.  Raises
         SessionLost, BusyError if a call of this session does not end, and what `fork` raises.
         """
-        raise PolicyError(
-            "branch: not available with connect=", "fork() replays the calls of the session"
-        )
 
     async def abranch(
         self, n: int = 1, reseed: bool = False, *, replay: bool = True
@@ -298,6 +296,7 @@ class Session(Executing):
         """`branch` for asyncio."""
         return await self._aexecutor().call(lambda: self.branch(n, reseed, replay=replay))
 
+    @abstractmethod
     def pause(self) -> str:
         """Keep the state of this session on disk, end it, and return a token for `Sandbox.resume`.
 
@@ -307,9 +306,8 @@ class Session(Executing):
         before are not kept: neither `fork` nor `save_skill` can replay them.
 
         Raises PauseError, and the session goes on as if nothing had been; SessionLost; BusyError if a
-        call does not end.
+        call does not end; PolicyError if it is a daemon's that keeps no paused sessions.
         """
-        raise PolicyError("pause: not available with connect=", "make a Sandbox without connect=")
 
     async def apause(self) -> str:
         """`pause` for asyncio."""

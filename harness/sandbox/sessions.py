@@ -19,7 +19,7 @@ from ...runner.session import SessionCell
 from ...runner.settings import SessionSettings
 from ...runner.workspace import KeptWorkspace, WorkspaceFile, list_files, read_file, room
 from .archive import files_of, pack
-from .checks import check_flag
+from .checks import check_branches, check_flag
 from .history import History, outcome_of
 from .parameters import CallArguments, CommandArguments, TerminalArguments
 from .pipeline import RequestPipeline
@@ -285,7 +285,7 @@ class CellSession(Session):
     def branch(
         self, n: int = 1, reseed: bool = False, *, replay: bool = True
     ) -> tuple[Session, ...]:
-        from .branching import branch, check_branches  # seldom needed
+        from .branching import branch  # seldom needed
 
         check_flag("reseed", reseed)
         may_replay = check_flag("replay", replay)

@@ -77,7 +77,7 @@ FOR_GUESTS = (
 )  # fmt: skip
 OF_DAEMONS = (
     frames.Welcome(1, 2, 3), frames.OutputChunk("stdout", b"x"), frames.Executed(SandboxResult(status=SandboxStatus.COMPLETED, reason="exited"), b"[1]"),
-    frames.Validated(False, "f"), frames.Opened("k", "i", (1,)), frames.LostReason("t"), frames.Files(()), frames.Content(b"c"),
+    frames.Validated(False, "f"), frames.Opened("k", "i", (1,)), frames.LostReason("t"), frames.OpenedBranches((frames.Opened("k", "i"),)), frames.Paused("t"), frames.Files(()), frames.Content(b"c"),
     frames.Done(), frames.Failure("Unenforceable", "m", "h", (("a", "b"),)), frames.Failure("LauncherLost", "m"),
 )  # fmt: skip
 JSON = (

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
-from ....policies.errors import PolicyError
+from ....policies.errors import PauseError, PolicyError
 from ....policies.policy import Limits, check_names
 from ....runner.messages import decode_json
 from ....runner.result import SandboxResult
@@ -15,6 +15,7 @@ from ..parameters import CallArguments
 from ..request import Rejected, check_language, make_request
 from .frames import Execute, ExecuteArguments, Executed
 
+_TOKEN_CHARACTERS = 1024
 _SENT = ExecuteArguments.__struct_fields__
 
 
@@ -46,6 +47,13 @@ def packed(
 def requirements_of(packages: Sequence[str]) -> tuple[str, ...]:
     """Return the packages of a call or session; raises PolicyError for anything but text."""
     return (packages,) if isinstance(packages, str) else check_names("packages", packages)
+
+
+def token_of(token: object) -> str:
+    """Return the token of a paused session; raises PauseError for what cannot be one."""
+    if isinstance(token, str) and len(token) <= _TOKEN_CHARACTERS:
+        return token
+    raise PauseError("token: is no token of a paused session", "session.pause() returns it")
 
 
 def text_of(data: bytes) -> str:

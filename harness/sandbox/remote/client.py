@@ -7,15 +7,17 @@ from ....policies.plan import Plan
 from ....runner.capture import OnOutput
 from ....runner.result import SandboxResult
 from ..parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
-from .arguments import requirements_of
+from .arguments import requirements_of, token_of
 from .connections import ConnectionPool
 from .frames import (
     AwaitSettled,
     Describe,
     Description,
+    DiscardPaused,
     Done,
     Opened,
     OpenSession,
+    ResumeSession,
     Validate,
     Validated,
 )
@@ -95,10 +97,13 @@ class DaemonsCells:
         return AttachedSession(self._requests, opened, self.policy.limits)
 
     def resume(self, token: str) -> "Session":
-        raise PolicyError("resume: not available with connect=", "make a Sandbox without connect=")
+        from .session import AttachedSession  # a command that runs one program resumes none
+
+        opened = self._requests.ask(ResumeSession(token_of(token)), Opened)
+        return AttachedSession(self._requests, opened, self.policy.limits)
 
     def discard(self, token: str) -> None:
-        raise PolicyError("discard: not available with connect=", "make a Sandbox without connect=")
+        self._requests.ask(DiscardPaused(token_of(token)), Done)
 
     def has_tool(self, name: str) -> bool:
         return False  # the daemon does not tell, and records no runs

@@ -6,6 +6,7 @@ from ....policies import errors
 from ....policies.errors import (
     CellwrightError,
     LauncherLost,
+    PauseDiffers,
     QuotaExceeded,
     SessionExpired,
     Unenforceable,
@@ -30,6 +31,7 @@ def failure_of(error: Exception) -> Failure:
             error.gaps if isinstance(error, Unenforceable) else (),
             isinstance(error, LauncherLost) and error.cell_began,
             error.limit if isinstance(error, SessionExpired | QuotaExceeded) else "",
+            error.differs if isinstance(error, PauseDiffers) else (),
         )
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         hint = "try again later, or raise LimitNOFILE= of its service"
@@ -53,4 +55,6 @@ def error_of(failure: Failure) -> CellwrightError:
         error.cell_began = failure.cell_began
     if isinstance(error, SessionExpired | QuotaExceeded):
         error.limit = failure.limit
+    if isinstance(error, PauseDiffers):
+        error.differs = failure.differs
     return error

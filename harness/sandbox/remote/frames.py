@@ -17,7 +17,7 @@ from ....runner.messages import InputFile
 from ....runner.result import SandboxResult
 from ....runner.workspace import WorkspaceFile
 
-VERSION = 5
+VERSION = 6
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
@@ -116,6 +116,33 @@ class ForkSession(_DaemonFrame, frozen=True):
     session: _Few
 
 
+class BranchSession(_DaemonFrame, frozen=True):
+    """Open `n` sessions that go on from the state of another one: all or none."""
+
+    session: _Few
+    n: Annotated[int, Meta(ge=1, le=8)] = 1
+    reseed: bool = False
+    replay: bool = True
+
+
+class PauseSession(_DaemonFrame, frozen=True):
+    """Keep the state of a session on the daemon's disk, and end the session."""
+
+    session: _Few
+
+
+class ResumeSession(_DaemonFrame, frozen=True):
+    """Open the session that was paused."""
+
+    token: _Few
+
+
+class DiscardPaused(_DaemonFrame, frozen=True):
+    """Remove the state of a paused session."""
+
+    token: _Few
+
+
 class ExtendSession(_DaemonFrame, frozen=True):
     session: _Few
     seconds: float
@@ -160,7 +187,8 @@ class GetStatus(_DaemonFrame, frozen=True):
 
 ClientRequest = (
     Execute | Cancel | Describe | Validate | AwaitSettled | OpenSession | CheckSession
-    | ListSessionFiles | Download | TakeSnapshot | ForkSession | ExtendSession | ExposePort | ClosePort
+    | ListSessionFiles | Download | TakeSnapshot | ForkSession | BranchSession
+    | PauseSession | ResumeSession | DiscardPaused | ExtendSession | ExposePort | ClosePort
     | OpenTerminal | CloseSession | GetStatus
 )  # fmt: skip
 
@@ -207,13 +235,25 @@ class Opened(_DaemonFrame, frozen=True):
     id: str
     diverged: tuple[int, ...] = ()
     language: str = PYTHON
+    forked_by: Literal["", "memory", "replay"] = ""
+    not_copied: str = ""
+
+
+class OpenedBranches(_DaemonFrame, frozen=True):
+    sessions: tuple[Opened, ...]
+
+
+class Paused(_DaemonFrame, frozen=True):
+    token: str
 
 
 class LostReason(_DaemonFrame, frozen=True):
-    """Why a session is lost, empty while it lives, and the setting that ended it, if one did."""
+    """Why a session is lost, empty while it lives, the setting that ended it, if one did, and whether
+    it is paused until its next request."""
 
     lost: str
     expired: str = ""
+    paused: bool = False
 
 
 class Files(_DaemonFrame, frozen=True):
@@ -295,9 +335,11 @@ class Failure(_DaemonFrame, frozen=True):
     gaps: tuple[tuple[str, str], ...] = ()
     cell_began: bool = False
     limit: str = ""  # of a SessionExpired, or a QuotaExceeded
+    differs: tuple[str, ...] = ()  # of a PauseDiffers
 
 
 Reply = (
-    Welcome | OutputChunk | Executed | Description | Validated | Opened | LostReason | Files | Content
+    Welcome | OutputChunk | Executed | Description | Validated | Opened | OpenedBranches | Paused
+    | LostReason | Files | Content
     | PortExposed | TerminalOpened | DaemonStatus | Done | Failure
 )  # fmt: skip

@@ -11,6 +11,7 @@ from ....runner.workspace import WorkspaceFile
 from ..parameters import CallArguments, TerminalArguments
 from ..session import Session, own
 from .frames import (
+    BranchSession,
     CheckSession,
     ClosePort,
     CloseSession,
@@ -24,7 +25,10 @@ from .frames import (
     ListSessionFiles,
     LostReason,
     Opened,
+    OpenedBranches,
     OpenTerminal,
+    Paused,
+    PauseSession,
     PortExposed,
     TakeSnapshot,
     TerminalOpened,
@@ -47,6 +51,8 @@ class AttachedSession(Session):
         self._language = opened.language
         self._limits = limits
         self._lost = LostReason("")
+        self.forked_by = opened.forked_by
+        self.not_copied = opened.not_copied
 
     @property
     def language(self) -> str:
@@ -59,6 +65,10 @@ class AttachedSession(Session):
     @property
     def expired(self) -> str:
         return self._ask_whether_lost().expired
+
+    @property
+    def paused(self) -> bool:
+        return self._ask_whether_lost().paused
 
     def _ask_whether_lost(self) -> LostReason:
         try:
@@ -130,6 +140,20 @@ class AttachedSession(Session):
     def fork(self) -> Session:
         opened = self._requests.ask(ForkSession(self._key), Opened)
         return AttachedSession(self._requests, opened, self._limits)
+
+    def branch(
+        self, n: int = 1, reseed: bool = False, *, replay: bool = True
+    ) -> tuple[Session, ...]:
+        from ..checks import check_branches, check_flag
+
+        asked = BranchSession(
+            self._key, check_branches(n), check_flag("reseed", reseed), check_flag("replay", replay)
+        )
+        made = self._requests.ask(asked, OpenedBranches).sessions
+        return tuple(AttachedSession(self._requests, each, self._limits) for each in made)
+
+    def pause(self) -> str:
+        return self._requests.ask(PauseSession(self._key), Paused).token
 
     def close(self) -> None:
         """End the session for every client attached to it; harmless if it or the daemon has ended."""

@@ -22,7 +22,7 @@ from ....policies.toml_file import (
     read_regular_file,
     similar_field,
 )
-from ....runner.settings import PoolSettings, SessionSettings
+from ....runner.settings import PauseSettings, PoolSettings, SessionSettings
 from .limits import ServeLimits
 from .quotas import QuotaSettings
 
@@ -35,6 +35,7 @@ _Count = Annotated[int, Meta(ge=1, le=100_000)]
 _Whole = Annotated[int, Meta(ge=1, le=1 << 40)]
 _Strings = tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...]
 _DEFAULT_SESSIONS = SessionSettings()
+_DEFAULT_PAUSES = PauseSettings()
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,12 +49,35 @@ class SessionTable(_Table, frozen=True, kw_only=True):
     freeze_seconds: _Positive = _DEFAULT_SESSIONS.freeze_seconds
     idle_seconds: _Positive = _DEFAULT_SESSIONS.idle_seconds
     lifetime_seconds: _Positive = _DEFAULT_SESSIONS.lifetime_seconds
+    pause_seconds: _Positive | None = None
+    memory_bytes: _Whole | None = None
 
     @property
     def settings(self) -> SessionSettings:
         return SessionSettings(
-            self.alive, self.freeze_seconds, self.idle_seconds, self.lifetime_seconds
-        )
+            self.alive, self.freeze_seconds, self.idle_seconds, self.lifetime_seconds,
+            pause_seconds=self.pause_seconds, memory_bytes=self.memory_bytes,
+        )  # fmt: skip
+
+
+class PauseTable(_Table, frozen=True, kw_only=True):
+    """`[pauses]`: the paused sessions of each tenant, in a directory of its own below `directory`;
+    without one no session is paused."""
+
+    directory: str | None = None
+    keep_seconds: _Positive = _DEFAULT_PAUSES.keep_seconds
+    most_bytes: _Whole = 256 * 1024 * 1024  # of one session
+    quota_bytes: _Whole = 1024 * 1024 * 1024  # of a tenant, unless its quota says paused_bytes
+    pausable: bool = False  # sessions can be resumed after a restart of the daemon
+
+    def of_tenant(self, tenant: str, paused_bytes: int | None) -> PauseSettings | None:
+        """Return the settings of a tenant's sandboxes; None if its sessions cannot be paused."""
+        if self.directory is None:
+            return None
+        return PauseSettings(
+            Path(self.directory) / f"tenant-{tenant}", None, self.keep_seconds, self.most_bytes,
+            paused_bytes or self.quota_bytes,
+        )  # fmt: skip
 
 
 class QuotaTable(_Table, frozen=True, kw_only=True):
@@ -64,12 +88,14 @@ class QuotaTable(_Table, frozen=True, kw_only=True):
     queue_seconds: _Positive = 30.0
     sessions: _Count | None = None
     cpu_seconds_per_minute: _Positive | None = None
+    paused_bytes: _Whole | None = None
 
     @property
     def settings(self) -> QuotaSettings:
         return QuotaSettings(
-            self.calls, self.queue, self.queue_seconds, self.sessions, self.cpu_seconds_per_minute
-        )
+            self.calls, self.queue, self.queue_seconds, self.sessions, self.cpu_seconds_per_minute,
+            self.paused_bytes,
+        )  # fmt: skip
 
 
 class TenantTable(QuotaTable, frozen=True, kw_only=True):
@@ -109,6 +135,7 @@ class DaemonConfiguration(_Table, frozen=True, kw_only=True):
     opentelemetry: bool = False
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
     sessions: SessionTable = SessionTable()
+    pauses: PauseTable = PauseTable()
     quota: QuotaTable = QuotaTable()
     limits: LimitsTable = LimitsTable()  # type: ignore[valid-type]
     tenants: Annotated[tuple[TenantTable, ...], Meta(max_length=_MOST_TENANTS)] = ()
@@ -132,6 +159,7 @@ def read_configuration(path: Path) -> DaemonConfiguration:
         read = msgspec.convert(data, DaemonConfiguration)
         checked = _with_absolute_paths(read, path.absolute().parent)
         tenant_rules(checked)
+        _check_pauses(checked)
         policies_of(checked)
     except msgspec.ValidationError as error:
         raise PolicyError(
@@ -201,6 +229,14 @@ def tenant_rules(configuration: DaemonConfiguration) -> TenantRules:
     return TenantRules(None if given is None else _gid(given), by_user, by_group)
 
 
+def _check_pauses(configuration: DaemonConfiguration) -> None:
+    if configuration.sessions.settings.pauses and configuration.pauses.directory is None:
+        raise PolicyError(
+            "sessions: idle sessions are paused only with pauses.directory",
+            "name a directory for their states below [pauses]",
+        )
+
+
 def _add(known: dict[int, str], number: int, tenant: str, field: str, given: str | int) -> None:
     if known.setdefault(number, tenant) != tenant:
         raise PolicyError(f"tenants.{field}: {given} belongs to {known[number]} and to {tenant}")
@@ -232,6 +268,7 @@ def _with_absolute_paths(read: DaemonConfiguration, beside: Path) -> DaemonConfi
         "socket": place(read.socket),
         "audit": place(read.audit),
         "find_links": place(read.find_links),
+        "pauses": msgspec.structs.replace(read.pauses, directory=place(read.pauses.directory)),
         "request_log": read.request_log if read.request_log == "-" else place(read.request_log),
     }
     if read.metrics and "/" in read.metrics:
@@ -242,6 +279,8 @@ def _with_absolute_paths(read: DaemonConfiguration, beside: Path) -> DaemonConfi
 def _hint(complaint: str) -> str:
     if not is_about_unknown_field(complaint):
         return ""
-    tables = (DaemonConfiguration, SessionTable, QuotaTable, TenantTable, LimitsTable)
+    tables = (
+        DaemonConfiguration, SessionTable, PauseTable, QuotaTable, TenantTable, LimitsTable,
+    )  # fmt: skip
     close = similar_field(complaint, tables)
     return f"did you mean {close}?" if close else _DOCUMENT

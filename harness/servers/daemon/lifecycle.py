@@ -15,13 +15,16 @@ from ....policies.errors import CellwrightError, PolicyError
 from ....policies.policy import Policy
 from ....runner.audit.log import AuditLog
 from ....runner.cgroups.delegation import take_delegation
+from ....runner.settings import PauseSettings
 from ...sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
 from ...sandbox.sandbox import Sandbox
+from ...state import make_private_directory
 from ..descriptors import allow_descriptors
 from ..operations.measurements import Measurements
 from ..operations.observation import OperatorSettings, observing, serving_operators
 from .configuration import NEED_RESTART, OWNER, DaemonConfiguration, policies_of, tenant_rules
 from .observer import RequestObserver
+from .quotas import QuotaSettings
 from .server import Server
 from .status import ReloadState, gauges_of
 from .tenants import TenantPlan, Tenants
@@ -63,7 +66,11 @@ def run_daemon(
         )  # fmt: skip
         seen = stack.enter_context(observing(settings, measurements))
         root = take_delegation() if delegated else None
-        tenants = Tenants(plan, lambda policy, chosen: _sandbox(policy, chosen, seen.trail, root))
+        tenants = Tenants(
+            plan, lambda policy, chosen, tenant, quota: _sandbox(
+                policy, chosen, tenant, quota, seen.trail, root
+            ),
+        )  # fmt: skip
         try:
             server = Server(listener, tenants, RequestObserver(measurements, seen.log))
             server.reloads = ReloadState(str(file or ""))
@@ -174,12 +181,17 @@ def _listening(
 
 
 def _sandbox(
-    policy: Policy, configuration: DaemonConfiguration, trail: AuditLog | None, root: str | None
-) -> Sandbox:
+    policy: Policy, configuration: DaemonConfiguration, tenant: str, quota: QuotaSettings,
+    trail: AuditLog | None, root: str | None,
+) -> Sandbox:  # fmt: skip
+    pauses = configuration.pauses.of_tenant(tenant, quota.paused_bytes)
+    if configuration.pauses.directory is not None:  # else another user could replace a tenant's
+        make_private_directory(Path(configuration.pauses.directory), PolicyError)
     return Sandbox(
         policy=policy, pool=configuration.pool, sessions=configuration.sessions.settings,
         audit=trail or False, cgroup_root=root, python=configuration.python,
-        package_store=_store(configuration),
+        package_store=_store(configuration), pauses=pauses or PauseSettings(),
+        pausable=pauses is not None and configuration.pauses.pausable,
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ class QuotaSettings(NamedTuple):
     queue_seconds: float = 30.0  # at most
     sessions: int | None = None
     cpu_seconds_per_minute: float | None = None
+    paused_bytes: int | None = None  # of the states of paused sessions
 
 
 class TenantQuota:
@@ -79,19 +80,19 @@ class TenantQuota:
                 self._cpu_left -= cpu_seconds
 
     @contextlib.contextmanager
-    def room_for_session(self, count: Callable[[], int]) -> Iterator[None]:
-        """Keep room for one more session during the block; `count` returns how many are open.  Raises
+    def room_for_session(self, count: Callable[[], int], n: int = 1) -> Iterator[None]:
+        """Keep room for `n` more sessions during the block; `count` returns how many are open.  Raises
         QuotaExceeded."""
         with self._lock:
             most = self._settings.sessions
-            if most is not None and count() + self._opening >= most:
+            if most is not None and count() + self._opening + n > most:
                 raise self._exceeded("sessions", f"at most {most} sessions at once")
-            self._opening += 1
+            self._opening += n
         try:
             yield
         finally:
             with self._lock:
-                self._opening -= 1
+                self._opening -= n
 
     def load(self) -> tuple[int, int]:
         """Return how many calls run, and how many wait."""

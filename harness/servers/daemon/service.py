@@ -1,15 +1,16 @@
 """The requests of clients under one policy: each returns a reply or raises."""
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import asdict
 
-from ....policies.errors import ClosedError, PolicyError
+from ....policies.errors import BusyError, ClosedError, PolicyError
 from ....policies.policy import Policy
 from ....runner.request import new_execution_id
 from ....runner.result import SandboxResult, SandboxStatus
@@ -19,12 +20,14 @@ from ...sandbox.parameters import TerminalArguments
 from ...sandbox.remote.arguments import given_of, packed_result, text_of, weight_of
 from ...sandbox.remote.frames import (
     AwaitSettled,
+    BranchSession,
     CheckSession,
     ClosePort,
     CloseSession,
     Content,
     Describe,
     Description,
+    DiscardPaused,
     Done,
     Download,
     Execute,
@@ -36,9 +39,13 @@ from ...sandbox.remote.frames import (
     ListSessionFiles,
     LostReason,
     Opened,
+    OpenedBranches,
     OpenSession,
     OpenTerminal,
+    Paused,
+    PauseSession,
     PortExposed,
+    ResumeSession,
     TakeSnapshot,
     TerminalOpened,
     Validate,
@@ -80,6 +87,7 @@ class Service:
         self, policy: Policy, make: Callable[[], Sandbox], policies: tuple[str, ...],
         limits: ServeLimits, lifetime_seconds: float, quota: TenantQuota,
         count_sessions: Callable[[], int], opened: "OpenedSessions | None" = None,
+        *, may_pause: bool = False,
     ) -> None:  # fmt: skip
         """`make` makes the sandbox when it is first needed.
 
@@ -104,6 +112,7 @@ class Service:
         self._quota = quota
         self._count_sessions = count_sessions
         self._lifetime_seconds = lifetime_seconds
+        self._may_pause = may_pause
         self._ports = DaemonsPorts(limits.ports_per_session)
         self._answers: dict[type, Callable[[Any, Requester], msgspec.Struct]] = {
             Execute: self._execute,
@@ -116,6 +125,10 @@ class Service:
             Download: self._download,
             TakeSnapshot: self._snapshot,
             ForkSession: self._fork,
+            BranchSession: self._branch,
+            PauseSession: self._pause,
+            ResumeSession: self._resume,
+            DiscardPaused: self._discard,
             ExtendSession: self._extend,
             ExposePort: self._expose,
             ClosePort: self._close_port,
@@ -145,9 +158,9 @@ class Service:
         return self._made._state() if self._made and not self._closed else None
 
     def sessions(self) -> int:
-        """Return how many sessions of its sandbox live."""
+        """Return how many sessions of its sandbox live, or are paused until their next request."""
         state = self.state()
-        return state.sessions if state else 0
+        return state.sessions + state.paused if state else 0
 
     def is_idle(self) -> bool:
         """Tell whether neither a request nor a session uses it."""
@@ -210,8 +223,14 @@ class Service:
         self._check_packages(frame.packages)
         with self._room_for_session(frame.id):
             session = self._sandbox.session(frame.id, frame.language, packages=frame.packages)
+        return self._told(session)
+
+    def _told(self, session: Session) -> Opened:
         key = self.opened.key_of(session, self)
-        return Opened(key, session.id, session.diverged, session.language)
+        return Opened(
+            key, session.id, session.diverged, session.language, session.forked_by,
+            session.not_copied,
+        )  # fmt: skip
 
     def _room_for_session(self, id: str | None) -> AbstractContextManager[None]:
         if id is not None and self.opened.has(id, self):
@@ -234,8 +253,51 @@ class Service:
             branch = self._session(frame).fork()
         if requester.is_gone():  # no client has its key then
             branch.close()
-        key = self.opened.key_of(branch, self)
-        return Opened(key, branch.id, branch.diverged, branch.language)
+        return self._told(branch)
+
+    def _branch(self, frame: BranchSession, requester: Requester) -> OpenedBranches:
+        with (
+            self._turn(requester),
+            self._quota.room_for_session(self._count_sessions, frame.n),
+        ):
+            made = self._session(frame).branch(frame.n, frame.reseed, replay=frame.replay)
+        if requester.is_gone():  # no client has their keys then
+            for each in made:
+                each.close()
+        return OpenedBranches(tuple(map(self._told, made)))
+
+    def _pause(self, frame: PauseSession, requester: Requester) -> Paused:
+        self._check_may_pause()
+        with self._turn(requester):
+            token = self._session(frame).pause()
+        if requester.is_gone():  # no client has the token then
+            self._sandbox.discard(token)
+        return Paused(token)
+
+    def _resume(self, frame: ResumeSession, requester: Requester) -> Opened:
+        self._check_may_pause()
+        with self._turn(requester), self._quota.room_for_session(self._count_sessions):
+            return self._told(self._sandbox.resume(frame.token))
+
+    def _discard(self, frame: DiscardPaused, requester: Requester) -> Done:
+        self._check_may_pause()
+        self._sandbox.discard(frame.token)
+        return Done()
+
+    def _check_may_pause(self) -> None:
+        if not self._may_pause:
+            raise PolicyError(
+                "pause: this daemon keeps no paused sessions",
+                "its owner names pauses.directory in its configuration",
+            )
+
+    @contextlib.contextmanager
+    def _turn(self, requester: Requester) -> Iterator[None]:
+        """Hold the turn of a call: what a copy of a session costs counts as one."""
+        with self._quota.turn(requester.fileno()) as is_turn:
+            if not is_turn:
+                raise BusyError("the request was cancelled while it waited for its turn")
+            yield
 
     def _extend(self, frame: ExtendSession, requester: Requester) -> Done:
         if frame.seconds > self._lifetime_seconds:
@@ -342,4 +404,4 @@ def _cancelled(trace_id: str | None) -> SandboxResult:
 
 
 def _reason(session: Session) -> LostReason:
-    return LostReason(session.lost, session.expired)
+    return LostReason(session.lost, session.expired, session.paused)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ....policies.errors import CellwrightError, PolicyError, QuotaExceeded
 from ....policies.policy import Policy
 from ...sandbox.sandbox import Sandbox
-from .configuration import OWNER, DaemonConfiguration, TenantRules
+from .configuration import OTHERS, OWNER, DaemonConfiguration, TenantRules
 from .limits import ServeLimits
 from .peers import Peer
 from .quotas import QuotaSettings, TenantQuota
@@ -25,7 +25,7 @@ MOST_RETIRED = 8  # services of a tenant whose policy was changed, and which ses
 
 _UNNAMED = "uid-"  # the beginning of the names of tenants that the configuration does not name
 
-MakeSandbox = Callable[[Policy, DaemonConfiguration], Sandbox]
+MakeSandbox = Callable[[Policy, DaemonConfiguration, str, QuotaSettings], Sandbox]  # for a tenant
 
 
 class TenantPlan(NamedTuple):
@@ -199,12 +199,14 @@ class Tenants:
         self, plan: TenantPlan, tenant: Tenant, name: str, before: Service | None = None
     ) -> Service:
         configuration, policy = plan.configuration, plan.policies[name]
+        quota = _quota_of(plan, tenant.name)
         return Service(
-            policy, lambda: self._make(policy, configuration),
+            policy, lambda: self._make(policy, configuration, tenant.name, quota),
             self._policies_of(plan, tenant.name), configuration.serve_limits,
             configuration.sessions.lifetime_seconds, tenant.quota,
             lambda: sum(each.sessions() for each in tenant.all_services()),
             before.opened if before else None,
+            may_pause=configuration.pauses.directory is not None,
         )  # fmt: skip
 
     def _policies_of(self, plan: TenantPlan, tenant: str) -> tuple[str, ...]:
@@ -216,8 +218,8 @@ class Tenants:
         old, new = self._plan, plan
         same = all(
             getattr(old.configuration, field) == getattr(new.configuration, field)
-            for field in ("pool", "python", "sessions")
-        )
+            for field in ("pool", "python", "sessions", "pauses")
+        ) and _paused_bytes(old) == _paused_bytes(new)
         return same and old.policies.get(name) == new.policies.get(name)
 
     def _check_room(self) -> None:
@@ -252,6 +254,13 @@ class Tenants:
             ]
             tenant.quota.change(_quota_of(plan, tenant.name))
         self._plan = plan
+
+
+def _paused_bytes(plan: TenantPlan) -> list[tuple[str, int | None]]:
+    tables = plan.configuration.tenants
+    return [(OTHERS, plan.configuration.quota.paused_bytes)] + [
+        (each.name, each.paused_bytes) for each in tables
+    ]
 
 
 def _quota_of(plan: TenantPlan, tenant: str) -> QuotaSettings:

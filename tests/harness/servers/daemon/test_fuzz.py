@@ -22,7 +22,8 @@ SEED = 20_261_121
 VALID: tuple[msgspec.Struct, ...] = (
     Hello(VERSION), frames.Cancel(), frames.Describe(), frames.Validate(b"import os"), frames.AwaitSettled(),
     frames.OpenSession("fuzz"), frames.CheckSession("k"), frames.ListSessionFiles("k"),
-    frames.Download("k", "p"), frames.TakeSnapshot("k"), frames.ForkSession("k"), frames.CloseSession("k"),
+    frames.Download("k", "p"), frames.TakeSnapshot("k"), frames.ForkSession("k"), frames.BranchSession("k", 2, True, False), frames.PauseSession("k"),
+    frames.ResumeSession("t"), frames.DiscardPaused("t"), frames.CloseSession("k"),
     frames.ExtendSession("k", 1.0), frames.ExposePort("k", 8000), frames.ExposePort("k", 8000, None, 0), frames.ClosePort("k"),
     frames.OpenTerminal("k", ("sh",), "/tmp", {"A": "b"}), frames.OpenSession("fuzz", packages=("six",)),
     program("1"), program("print(x)", stream=True, stdin="a", inputs={"x": 1}, files={"f": b"x"}, env={"A": "b"}, timeout=0.2, trace_id="t", collect=["*"]),
@@ -101,7 +102,7 @@ def goes_on(client: RawClient, frame: bytes, how: int) -> bool:
     """Say a frame and hear the reply; False once the connection has come to its end."""
     packets = channel.packets(frame)
     if how == 1 and len(frame) > 2:  # in two packets
-        packets = [channel._MORE + frame[:2], channel._LAST + frame[2:]]
+        packets = [channel._MORE + frame[:2], channel.LAST + frame[2:]]
     elif how == 2:  # never whole
         packets = [channel._MORE + frame[:1], channel._MORE]
     elif how == 3:
