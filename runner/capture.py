@@ -33,10 +33,14 @@ class Capture:
             data = os.read(self.pipe, _CHUNK)
         except BlockingIOError:
             return True
+        self.take(data)
+        return bool(data)
+
+    def take(self, data: bytes) -> None:
+        """Keep `data`, which came another way than through the pipe."""
         self._keep(data)
         if data and self._on_output:
             self._on_output(self.name, data)
-        return bool(data)
 
     def drain(self) -> None:
         """Take what the pipe holds, at most 1 MiB (pipe(7)); who still writes is not waited for."""

@@ -197,6 +197,16 @@ class Answer(_Frame, frozen=True):
     message: str = ""
 
 
+class SingleCall(_Frame, frozen=True):
+    """The one call of a container with a kernel of its own, in a file that it is shown: the program,
+    its standard input, and the id that it is to have there, 0 to keep the one it has."""
+
+    plan: Plan
+    program: RunProgram
+    stdin: bytes
+    uid: int
+
+
 class Start(_Frame, frozen=True):
     """Write these files and become the interpreter of a session: request_forms.py has what follows."""
 

@@ -132,6 +132,8 @@ _NEEDS = {
     "gcc": lambda: shutil.which("gcc") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,
+    "runsc": lambda: shutil.which("runsc") is not None,
+    "krun": lambda: shutil.which("krun") is not None and os.access("/dev/kvm", os.W_OK),
     "crun": lambda: shutil.which("crun") is not None,
     "busybox": lambda: shutil.which("busybox") is not None,
     "apparmor": _apparmor,

@@ -86,7 +86,9 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
         help="oci: run cells inside a container that an OCI runtime makes; default cells, without one",
     )  # fmt: skip
     parser.add_argument(
-        "--runtime", metavar="R", help="with --backend oci: runc, crun (default), youki, or a path"
+        "--runtime",
+        metavar="R",
+        help="with --backend oci: runc, crun (default), youki, runsc, krun, or a path",
     )
     parser.add_argument(
         "--rootfs", metavar="DIR",

@@ -475,6 +475,11 @@ def _close_forgotten(cells: _Cells, owner: int) -> None:
 
 def _cells_of(given: SandboxArguments) -> _Cells:
     """Return cells of this process, or of the daemon that `connect` names."""
+    if given.connect is None and given.backend == "oci":
+        from .containers.own_kernel import own_kernel_calls  # seldom needed
+
+        if calls := own_kernel_calls(given):
+            return calls
     if given.connect is None:
         from .local import LocalCells  # a client of a daemon makes no cells
 

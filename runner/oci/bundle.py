@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,8 @@ _PID = "pid"
 class Bundle:
     """The directory of one container, which is named as its directory is."""
 
-    def __init__(
-        self, config: dict[str, Any], links: Iterable[tuple[str, str]], program: str
-    ) -> None:
-        """Write a bundle for a runtime's `program`, with `links` in its root; raises LaunchError."""
+    def __init__(self, links: Iterable[tuple[str, str]], program: str) -> None:
+        """Make a bundle for a runtime's `program`, with `links` in its root; raises LaunchError."""
         pid = os.getpid()
         try:
             self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}-{pid}-{start_time(pid)}-")  # 0700
@@ -37,7 +35,6 @@ class Bundle:
             Path(self.path, _RUNTIME).write_text(program)
             os.mkdir(self.state, 0o700)
             _make_root(Path(self.path, _ROOT), links)
-            Path(self.path, _CONFIG).write_text(json.dumps(config))
         except BaseException as error:
             self.remove()
             if isinstance(error, OSError):
@@ -56,6 +53,21 @@ class Bundle:
     @property
     def pid_file(self) -> str:
         return os.path.join(self.path, _PID)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        self.add(_CONFIG, json.dumps(config).encode())
+
+    def add(self, name: str, data: bytes) -> str:
+        """Write a file beside the root, or below it, and return its path."""
+        path = Path(self.path, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(data)
+        return str(path)
+
+    def add_texts(self, texts: Mapping[str, str]) -> None:
+        """Write files of the root."""
+        for place, text in texts.items():
+            self.add(_ROOT + place, text.encode())
 
     def remove(self) -> None:
         """Remove it; a mount in it, which no runtime leaves, is never entered."""

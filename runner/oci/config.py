@@ -71,6 +71,46 @@ def container_config(
     }  # fmt: skip
 
 
+def single_call_config(
+    plan: Plan, arguments: tuple[str, ...], mounts: tuple[Mount, ...], ids: Ids | None,
+    hidden: tuple[str, ...],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the configuration of a container for one program, around which there is no cell: its
+    caps and its own filesystems are those of the plan.  Directories of `hidden` look empty."""
+    config = container_config(plan, arguments, mounts, ids)
+    kept = (
+        [] if ids else ["CAP_KILL", "CAP_SETGID", "CAP_SETUID"]
+    )  # to start the program without any
+    config["process"]["capabilities"] = {
+        name: list(kept) for name in config["process"]["capabilities"]
+    }
+    config["mounts"] += [
+        _tmpfs(each.target, each.executable, f"size={each.size_bytes}", f"nr_inodes={each.inodes}")
+        for each in plan.tmpfs
+    ]
+    config["mounts"] += [_tmpfs(path, False, "ro", "size=4k") for path in hidden]
+    config["linux"] |= {"maskedPaths": list(_MASKED), "readonlyPaths": list(_READ_ONLY)}
+    if ids is None:
+        config["linux"]["resources"] = {
+            "memory": {"limit": plan.memory_bytes, "swap": plan.memory_bytes},
+            "pids": {"limit": plan.processes + _OF_CONTAINER},
+            "cpu": {"period": _PERIOD, "quota": int(plan.cpus * _PERIOD)},
+        }
+    return config
+
+
+_OF_CONTAINER = 16  # processes and threads of the container itself
+_PERIOD = 100_000  # microseconds
+
+
+def _tmpfs(place: str, executable: bool, *options: str) -> dict[str, Any]:
+    rights = () if executable else ("noexec",)
+    return {
+        "destination": place, "type": "tmpfs", "source": "tmpfs",
+        "options": ["nosuid", "nodev", "mode=1777", *rights, *options],
+    }  # fmt: skip
+
+
 _OWN = (
     {
         "destination": "/proc", "type": "proc", "source": "proc",

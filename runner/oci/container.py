@@ -8,7 +8,7 @@ import _socket
 import contextlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -29,12 +29,20 @@ from .rootfs import RootFilesystem
 from .runtime import OciRuntime, find_oci_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 CONTAINER = "container"  # among the layers
 _PREFIX = "/.cellwright"  # of the interpreter's files, where a root file system has the others
 # runc sets HOME, and what an interpreter was started with stands in /proc/PID/environ of every cell.
 _WITH_NO_ENVIRONMENT = ("-I", "-S", "-c", "import os,sys;os.execve(sys.argv[1],sys.argv[1:],{})")
+
+
+class ContainerLayout(NamedTuple):
+    """What a container shows, and the links in its root; `needed` are the files of the interpreter."""
+
+    mounts: tuple[Mount, ...]
+    links: tuple[tuple[str, str], ...]
+    needed: tuple[str, ...]
 
 
 class SpawnedContainer(Spawned):
@@ -52,17 +60,17 @@ class SpawnedContainer(Spawned):
         self.has_fixed_addresses = False
         self.launch = None
         self.socket = self.stderr = self.keeper = -1
-        self._runtime = runtime
+        self.oci = runtime
         self._packages = tuple(packages)
         self._rootfs = rootfs
         self._bundle: Bundle | None = None
 
     @property
     def kernel(self) -> Kernel:
-        return self._runtime.kernel
+        return self.oci.kernel
 
     def again(self) -> "SpawnedContainer":
-        return SpawnedContainer(self._runtime, self.executable, self._packages, self._rootfs)
+        return SpawnedContainer(self.oci, self.executable, self._packages, self._rootfs)
 
     def sources_of(self, policy: Policy) -> dict[str, str]:
         """Return the resolved host paths of what `policy` shows of the host."""
@@ -120,10 +128,12 @@ class SpawnedContainer(Spawned):
     def _has(self, path: str) -> bool:
         return self._rootfs is not None and self._rootfs.has(path)
 
-    def start(self, plan: Plan, files: "Sequence[str]", sources: "Mapping[str, str]") -> None:
-        """Start the launcher in a container that shows `files`, and what `plan` shows.
+    def layout(
+        self, plan: Plan, files: "Sequence[str]", sources: "Mapping[str, str]"
+    ) -> ContainerLayout:
+        """Return what a container shows of `files`, of what `plan` shows, and of what a launcher needs.
 
-        `sources`: the host paths of those that are not what they are called.  Raises LaunchError.
+        `sources`: the host paths of those that are not what they are called.
         """
         paths = import_paths(self._packages)
         runtime = find_runtime(self.executable)
@@ -144,26 +154,44 @@ class SpawnedContainer(Spawned):
             if link[:5] != "/tmp/"  # noqa: S108 - the cell's own
         ]
         mounts = [*_without_inner(mounts), *package_mounts(paths)]
-        command = self._command(runtime, needed)
-        ids = Ids(os.geteuid(), os.getegid()) if os.geteuid() else None
-        config = container_config(plan, tuple(command), tuple(mounts), ids)
-        self._run(Bundle(config, _outside(links, mounts), self._runtime.program))
+        return ContainerLayout(tuple(mounts), tuple(_outside(links, mounts)), needed)
+
+    def start(self, plan: Plan, files: "Sequence[str]", sources: "Mapping[str, str]") -> None:
+        """Start the launcher in a container that shows `files`, and what `plan` shows.
+
+        `sources`: the host paths of those that are not what they are called.  Raises LaunchError.
+        """
+        layout = self.layout(plan, files, sources)
+        command = self.command_of(launcher_command(self.executable)[1:], layout)
+        config = container_config(plan, command, layout.mounts, self.ids())
+        bundle = Bundle(layout.links, self.oci.program)
+        try:
+            bundle.write_config(config)
+        except BaseException:
+            bundle.remove()
+            raise
+        self._run(bundle)
+
+    def ids(self) -> Ids | None:
+        """Return the ids that the container's root stands for; None for those of the host's root."""
+        return Ids(os.geteuid(), os.getegid()) if os.geteuid() else None
 
     def _source(self, place: str) -> str:
         """Return the host's path of a file of the interpreter."""
         return leads(place.removeprefix(_PREFIX) if self._rootfs else place)
 
-    def _command(self, runtime: Runtime, needed: "Iterable[str]") -> list[str]:
-        command = launcher_command(self.executable)
-        if self._rootfs is None:
-            return [command[0], *_WITH_NO_ENVIRONMENT, *command]
-        # The loader and the libraries of the root file system may be of another kind.
-        directories = dict.fromkeys(
-            _PREFIX + os.path.dirname(leads(path)) for path in needed if ".so" in path
-        )
-        loader = [_PREFIX + runtime.loader, "--library-path", ":".join(directories)]
-        command = [*loader, _PREFIX + command[0], *command[1:]]
-        return [*loader, _PREFIX + self.executable, *_WITH_NO_ENVIRONMENT, *command]
+    def command_of(self, arguments: "Sequence[str]", layout: ContainerLayout) -> tuple[str, ...]:
+        """Return the command line of the interpreter in the container, with an empty environment."""
+        interpreter = [self.executable]
+        if self._rootfs:
+            # The loader and the libraries of the root file system may be of another kind.
+            directories = dict.fromkeys(
+                _PREFIX + os.path.dirname(leads(path)) for path in layout.needed if ".so" in path
+            )
+            loader = _PREFIX + find_runtime(self.executable).loader
+            path = ":".join(directories)
+            interpreter = [loader, "--library-path", path, _PREFIX + self.executable]
+        return (*interpreter, *_WITH_NO_ENVIRONMENT, *interpreter, *arguments)
 
     def _run(self, bundle: Bundle) -> None:
         """Make and start the container; nothing of it is left if that fails."""
@@ -189,7 +217,7 @@ class SpawnedContainer(Spawned):
                 end.close()
 
     def _create(self, bundle: Bundle, sock: int) -> None:
-        runtime = self._runtime
+        runtime = self.oci
         create = (
             "create", "--bundle", bundle.path, "--preserve-fds", "1", "--pid-file", bundle.pid_file,
             bundle.name,
@@ -202,10 +230,14 @@ class SpawnedContainer(Spawned):
         """Delete the container, which has ended or is ended now, and its bundle."""
         bundle, self._bundle = self._bundle, None
         if bundle:
-            delete = self._runtime.command(bundle.state, "delete", "--force", bundle.name)
-            with contextlib.suppress(LaunchError):  # it was never made, or has gone by itself
-                self._runtime.call(delete)
-            bundle.remove()
+            self.delete(bundle)
+
+    def delete(self, bundle: Bundle) -> None:
+        """End the container of a bundle, and leave nothing of both."""
+        delete = self.oci.command(bundle.state, "delete", "--force", bundle.name)
+        with contextlib.suppress(LaunchError):  # it was never made, or has gone by itself
+            self.oci.call(delete)
+        bundle.remove()
 
     def close(self) -> None:
         if self.socket < 0:

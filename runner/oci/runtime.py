@@ -68,9 +68,13 @@ class OciRuntime(NamedTuple):
 
     def command(self, state: str, *arguments: str) -> list[str]:
         """Return a command line that keeps what the runtime notes in the directory `state`."""
-        # crun knows no v1 and v2 side by side, and the caps of cells are ours.
-        quiet = ["--cgroup-manager=disabled"] if self.name in ("crun", "krun") else []
-        return [self.program, *quiet, "--root", state, *arguments]
+        options: list[str] = []
+        if self.name == "crun" or (self.name == "krun" and os.geteuid()):
+            options = ["--cgroup-manager=disabled"]  # the caps of cells are ours
+        elif self.name == "runsc":
+            options = ["--network=none"]  # gVisor's own loopback
+            options += ["--rootless", "--ignore-cgroups"] if os.geteuid() else []
+        return [self.program, *options, "--root", state, *arguments]
 
     def call(self, command: Sequence[str], sock: int = -1, stderr: int = -1) -> None:
         """Carry out a `command`; the container that it makes has `sock` as descriptor 3.
@@ -83,10 +87,9 @@ class OciRuntime(NamedTuple):
             before = os.lseek(said, 0, os.SEEK_END)
             code = _run(list(command), sock, said, _SECONDS)
             if code:
-                words = os.pread(said, _MOST_SAID, before).decode("utf-8", "replace")
                 how = f"exit status {code}" if code > 0 else f"signal {-code}"
                 raise LaunchError(
-                    f"{self.name} failed at {_verb(command)} ({how}): {_last_words(words)}",
+                    f"{self.name} failed at {_verb(command)} ({how}): {last_words(said, before)}",
                     f"`{self.program} --version` tells whether it runs; "
                     "harness/sandbox/containers/README.md explains its failures",
                 )
@@ -145,17 +148,18 @@ def _version(program: str) -> str:
     try:
         code = _run([program, "--version"], -1, said, _ASK_SECONDS, stdout=said)
         words = os.pread(said, _MOST_SAID, 0).decode("utf-8", "replace")
+        last = last_words(said)
     finally:
         os.close(said)
     if code:
-        raise LaunchError(f"runtime: {program} --version failed: {_last_words(words)}")
+        raise LaunchError(f"runtime: {program} --version failed: {last}")
     return words
 
 
-def _run(
-    command: list[str], sock: int, stderr: int, seconds: float, stdout: int | None = None
+def spawn_runtime(
+    command: list[str], stderr: int, *, sock: int = -1, stdout: int | None = None
 ) -> int:
-    """Run a command in a session of its own and return its exit status, -N for signal N."""
+    """Start a command in a session of its own, with no standard input; return its pid."""
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0),
         (os.POSIX_SPAWN_DUP2, 0 if stdout is None else stdout, 1),
@@ -165,12 +169,19 @@ def _run(
         actions.append((os.POSIX_SPAWN_DUP2, sock, _SOCKET))
     catchable = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
     try:
-        pid = os.posix_spawn(
+        return os.posix_spawn(
             command[0], command, _environment(),
             file_actions=actions, setsid=True, setsigmask=[], setsigdef=catchable,
         )  # fmt: skip
     except OSError as error:
         raise LaunchError(f"cannot start {command[0]}: {error.strerror}") from None
+
+
+def _run(
+    command: list[str], sock: int, stderr: int, seconds: float, stdout: int | None = None
+) -> int:
+    """Run a command and return its exit status, -N for signal N."""
+    pid = spawn_runtime(command, stderr, sock=sock, stdout=stdout)
     if _ends(pid, seconds):
         return _status(pid)
     with contextlib.suppress(ProcessLookupError):
@@ -210,7 +221,9 @@ def _verb(command: Sequence[str]) -> str:
     return next((each for each in command if each in ("create", "start", "delete")), command[-1])
 
 
-def _last_words(said: str) -> str:
+def last_words(stderr: int, start: int = 0) -> str:
+    """Return the last line that a runtime wrote to a memfd, from `start` on, in its own words."""
+    said = os.pread(stderr, _MOST_SAID, start).decode("utf-8", "replace")
     lines = [line for line in said.strip().splitlines() if line.strip()]
     if not lines:
         return "no message"

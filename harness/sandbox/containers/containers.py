@@ -4,10 +4,9 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from ....policies.errors import LaunchError
 from ....runner.oci.container import SpawnedContainer
 from ....runner.oci.rootfs import open_rootfs
-from ....runner.oci.runtime import OciRuntime, find_oci_runtime
+from ....runner.oci.runtime import find_oci_runtime
 from ....runner.spawn import interpreter
 from ..checks import check_host_path
 from .images import rootfs_of
@@ -25,10 +24,9 @@ def container_of(
     """Return a launcher that is to run in a container; it is started once its policy is known.
 
     `named` is the runtime, `files` the root file system.  Raises PolicyError for invalid arguments,
-    LaunchError if the host lacks the runtime, or the runtime cannot hold a launcher.
+    LaunchError if the host lacks the runtime.
     """
     runtime = find_oci_runtime(named or DEFAULT_RUNTIME)
-    _require_host_kernel(runtime)
     if runtime.holes:
         warnings.warn(
             f"{runtime} has known holes: {runtime.holes}; install a newer version, unless your "
@@ -42,14 +40,3 @@ def container_of(
         return SpawnedContainer(runtime, interpreter(), rootfs=rootfs)
     packages = [each for each in python.packages if each]
     return SpawnedContainer(runtime, python.path, packages, rootfs)
-
-
-def _require_host_kernel(runtime: OciRuntime) -> None:
-    """Refuse a runtime whose containers have another kernel: descriptors cannot cross to it, and the
-    supervisor holds a cell by descriptors."""
-    if runtime.kernel != "shared":
-        raise LaunchError(
-            f"runtime: {runtime.name} gives containers a kernel of their own, to which the descriptors "
-            "of cells cannot be sent",
-            "name runc, crun or youki",
-        )

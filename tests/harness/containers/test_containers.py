@@ -344,15 +344,6 @@ def test_an_old_runtime_is_named_with_its_holes(tmp_path: Path) -> None:
         oci(str(fake))
 
 
-@pytest.mark.parametrize("name", ["runsc", "krun"])
-def test_a_runtime_with_another_kernel_cannot_hold_cells(name: str, tmp_path: Path) -> None:
-    fake = tmp_path / name
-    fake.write_text("#!/bin/sh\necho runsc version release-20260105.0\n")
-    fake.chmod(0o755)
-    with pytest.raises(LaunchError, match=f"{name} gives containers a kernel of their own"):
-        oci(str(fake))
-
-
 def test_a_policy_that_demands_a_kernel_is_refused_where_it_is_shared(runtime: str) -> None:
     policy = {"isolation": {"kernel": "own"}, "optional_layers": list(OPTIONAL)}
     with pytest.raises(Unenforceable, match="own_kernel: cells share the kernel of this host"):

@@ -159,7 +159,7 @@ def test_a_command_line_keeps_the_notes_of_a_runtime_in_its_bundle() -> None:
 def test_a_bundle_is_of_its_owner_alone() -> None:
     from cellwright.runner.oci.bundle import Bundle
 
-    bundle = Bundle({"root": {}}, (("/lib64", "usr/lib64"),), "/usr/bin/crun")
+    bundle = Bundle((("/lib64", "usr/lib64"),), "/usr/bin/crun")
     try:
         assert stat.S_IMODE(os.stat(bundle.path).st_mode) == 0o700
         assert os.readlink(f"{bundle.path}/root/lib64") == "usr/lib64"
