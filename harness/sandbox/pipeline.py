@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
@@ -143,9 +144,13 @@ class RequestPipeline:
 
     def check(self, code: str, language: str) -> tuple[Finding, ...]:
         """Return the findings of source checks, whatever the policy's validation mode."""
-        from ...policies.source.check import check
+        return self._check(code, language, self._rules)
 
-        return check(code, language, self._rules)
+    @cached_property
+    def _check(self) -> "Callable[[str, str, Rules], tuple[Finding, ...]]":
+        from ...policies.source.check import check  # while the launcher starts, not before
+
+        return check
 
     def _findings(self, code: str, language: str) -> tuple[Finding, ...]:
         return () if self.policy.validation.mode == "off" else self.check(code, language)
