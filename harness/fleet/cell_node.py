@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ from .messages import (
 )
 
 if TYPE_CHECKING:
+    from ..sandbox.packages.store import PackageStore
     from .messages import NodeAnswer
 
 _LIFETIME_SECONDS = 86_400.0
@@ -82,11 +84,21 @@ class CellNode(Closing):
             sessions=SessionSettings(alive=settings.sessions),
             audit=audit,
             cgroup_root=settings.cgroup_root or None,
+            package_store=_packages_of(settings),
         )
 
     def answer(self, data: bytes) -> bytes:
-        """Return the answer to a message; never raises, so that the engine has no exception to
-        pickle."""
+        """Return the answer to a message; never raises, so that the engine has no exception to pickle.
+
+        If this fails itself, for lack of memory, say, the outcome of the call is told to be unknown.
+        """
+        try:
+            return self._answer(data)
+        except Exception as error:  # noqa: BLE001 - the engine must not see it
+            traceback.print_exception(error)
+            return _FORGOTTEN
+
+    def _answer(self, data: bytes) -> bytes:
         try:
             call = message_of(data, NodeCall)
             if call.version != VERSION:
@@ -104,8 +116,12 @@ class CellNode(Closing):
         return _again(known)
 
     def _first(self, call: NodeCall) -> bytes:
-        answer = self._answered(call.request)
-        data = encode(answer)
+        try:
+            answer = self._answered(call.request)
+            data = encode(answer)
+        except BaseException:
+            self._keys.end(call.key, b"")  # wakes calls that wait for it
+            raise
         if len(data) > MOST_BYTES:
             too_long = PolicyError(
                 f"the result takes {len(data)} bytes, a fleet carries at most {MOST_BYTES}",
@@ -142,6 +158,15 @@ class CellNode(Closing):
 
     def close(self) -> None:
         self._closing.close()
+
+
+def _packages_of(settings: NodeSettings) -> "PackageStore | None":
+    """Return the store that the settings describe; None for that of the host's user."""
+    if settings.index and not settings.find_links:
+        return None
+    from ..sandbox.packages.store import PackageStore  # seldom needed
+
+    return PackageStore(find_links=settings.find_links or None, index=settings.index)
 
 
 class _FullError(Exception):

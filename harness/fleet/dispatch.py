@@ -19,7 +19,7 @@ from ...policies.errors import (
     PolicyError,
 )
 from ..sandbox.remote.failures import error_of
-from ..sandbox.remote.frames import Failure
+from ..sandbox.remote.frames import Executed, Failure, Opened
 from .messages import (
     VERSION,
     Answered,
@@ -82,7 +82,7 @@ class Dispatch(Closing):
                     wanted = wanted._replace(node=other)  # another thread was first
                     continue
             if not isinstance(answer, NotBegun):
-                return _reply_of(answer, node)
+                return self._noted(_reply_of(answer, node), node, wanted)
             # A second call with the key waits for this node, so the first must not run elsewhere.
             wanted = self._elsewhere(wanted, node, answer, is_bound=key is not None)
 
@@ -103,7 +103,7 @@ class Dispatch(Closing):
             with self.router.lease(wanted) as node:
                 answer = self._exchange(node, data)
             if not isinstance(answer, NotBegun):
-                return node, _reply_of(answer, node)
+                return node, self._noted(_reply_of(answer, node), node, wanted)
             wanted = self._elsewhere(wanted, node, answer, is_bound=False)
 
     def close(self) -> None:
@@ -138,6 +138,12 @@ class Dispatch(Closing):
                 return answer
         self.router.lose(node, why)
         raise _unknown(node, why)
+
+    def _noted(self, reply: NodeReply, node: str, wanted: Wanted) -> NodeReply:
+        """Remember the packages of a call that ran, and return its reply."""
+        if wanted.packages and isinstance(reply, Executed | Opened):
+            self.router.note_packages(node, wanted.packages)
+        return reply
 
     @contextlib.contextmanager
     def _leased(self, wanted: Wanted, key: str | None) -> Iterator[str]:

@@ -78,6 +78,8 @@ class Fleet(Closing):
         sessions: int = 32,
         audit: str = "",
         cgroup_root: str = "",
+        find_links: str = "",
+        index: bool = True,
         resource: str | None = None,
         nodes_per_host: int = 1,
         tenants: Mapping[str, QuotaSettings] | None = None,
@@ -88,12 +90,18 @@ class Fleet(Closing):
         `policy`: as of `Sandbox`.  `slots`: calls that a node runs at once; `pool`: cells that wait
         ready there; `sessions`: sessions that live there at once.  `audit`: the path of the trail on
         each node, with `{node}` for its name.  `cgroup_root`: as of `Sandbox`, on each node.
+        `find_links`, `index`: where each node gets packages from: a folder of wheels there, and whether
+        to ask the index of its settings of pip, too.
         `resource`: use only nodes that have this custom resource.  `nodes_per_host`: actors on each
         node, for hosts with many processors.
 
         Raises PolicyError without the extra `fleet` or for invalid arguments, LaunchError if an actor
         cannot be started, and what `Sandbox` raises where a host cannot make cells.
         """
+        counts = {"slots": slots, "sessions": sessions, "nodes_per_host": nodes_per_host}
+        for name, count in counts.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise PolicyError(f"{name}: must be a whole number from 1, got {count!r}")
         from ..sandbox.sandbox_arguments import SandboxArguments, policy_of_arguments
         from .messages import NodeSettings
         from .ray_nodes import start_nodes  # Ray is large
@@ -101,6 +109,7 @@ class Fleet(Closing):
         settings = NodeSettings(
             name="", policy=policy_of_arguments(SandboxArguments(policy=policy)), slots=slots,
             pool=pool, sessions=sessions, audit=audit, cgroup_root=cgroup_root,
+            find_links=find_links, index=index,
         )  # fmt: skip
         nodes = start_nodes(settings, nodes_per_host, resource)
         try:

@@ -89,6 +89,7 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     sessions: sessions that live at once
     audit: the path of the trail, empty for none; `{node}` in it becomes the name of the node
     cgroup_root: a directory in which to make cgroups, empty for one that is found
+    find_links, index: a folder of wheels, empty for none; whether the index of packages is asked, too
     keys, key_bytes: how many outcomes are kept by key, and their bytes
     """
 
@@ -99,6 +100,8 @@ class NodeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     sessions: int
     audit: str = ""
     cgroup_root: str = ""
+    find_links: str = ""
+    index: bool = True
     keys: int = 10_000
     key_bytes: int = 64 * 1024 * 1024
 

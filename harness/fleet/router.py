@@ -81,7 +81,7 @@ class Router:
         try:
             yield name
         finally:
-            self._release(name, wanted.packages)
+            self._release(name)
 
     def lose(self, name: str, why: str) -> None:
         """Send no more calls to a node; those that wait for it raise NodeLost."""
@@ -92,6 +92,15 @@ class Router:
                     waiter.error = error
                     self._serve(waiter)
             self._serve_waiters()
+
+    def note_packages(self, name: str, packages: PackageSet) -> None:
+        """Remember that a node has used a set of packages: it has a launcher for it."""
+        with self._lock:
+            sets = self._nodes[name].packages
+            sets[packages] = None
+            sets.move_to_end(packages)
+            while len(sets) > _MOST_SETS:
+                sets.popitem(last=False)
 
     def why_lost(self, name: str) -> str:
         """Return why a node is lost; empty while it lives."""
@@ -150,17 +159,11 @@ class Router:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
         if waiter.node:
-            self._release(waiter.node, frozenset())
+            self._release(waiter.node)
 
-    def _release(self, name: str, packages: PackageSet) -> None:
+    def _release(self, name: str) -> None:
         with self._lock:
-            node = self._nodes[name]
-            node.free += 1
-            if packages:
-                node.packages[packages] = None
-                node.packages.move_to_end(packages)
-                while len(node.packages) > _MOST_SETS:
-                    node.packages.popitem(last=False)
+            self._nodes[name].free += 1
             self._serve_waiters()
 
     def _serve_waiters(self) -> None:

@@ -1,9 +1,11 @@
 """A fleet over nodes with cells in this process: bytes in, bytes out, and what they refuse."""
 
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,10 +15,12 @@ from cellwright import (
     Fleet,
     InternalError,
     OutcomeUnknown,
+    PackageError,
     PolicyError,
     SandboxResult,
     SessionLost,
 )
+from cellwright.harness.fleet import cell_node
 from cellwright.harness.fleet.cell_node import CellNode
 from cellwright.harness.fleet.messages import (
     Answered,
@@ -36,8 +40,9 @@ from cellwright.harness.sandbox.remote.frames import (
     Executed,
     Failure,
 )
-from cellwright.policies.policy import Policy
+from cellwright.policies.policy import Packages, Policy
 from cellwright.runner.messages import encode
+from tests.harness.packages.wheels import good_wheel
 
 pytestmark = pytest.mark.needs("cgroup")
 
@@ -49,10 +54,12 @@ class NodeHere:
         self.name = name
         self.node = node
         self.is_lost = False
+        self.asked = 0
 
     def ask(self, data: bytes, timeout: float) -> bytes:
         if self.is_lost:
             raise NodeGone("killed")
+        self.asked += 1
         return self.node.answer(data)
 
     def close(self) -> None:
@@ -128,6 +135,20 @@ def test_a_key_runs_once_and_is_remembered_without_its_outcome_later(node: CellN
     assert told(node, call(code, "k")) == Forgotten()
 
 
+def test_a_node_that_fails_itself_says_that_the_outcome_is_unknown(
+    node: CellNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(answer: object) -> bytes:
+        raise MemoryError("none left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cell_node, "encode", fail)
+        assert told(node, call(b"1", "short")) == Forgotten()
+    assert "MemoryError: none left" in capsys.readouterr().err
+    assert told(node, call(b"1", "short")) == Forgotten()  # without a wait, and without running it
+    assert isinstance(told(node, call(b"1", "later")), Answered)
+
+
 def test_a_full_node_begins_nothing(node: CellNode) -> None:
     with ThreadPoolExecutor(1) as threads:
         long = threads.submit(told, node, call(b"while True: pass", "long"))
@@ -198,6 +219,43 @@ def test_sessions_beyond_those_of_a_node_go_to_another_one_or_are_refused() -> N
         assert fleet._count_sessions() == 0
 
 
+def test_a_set_of_packages_stays_on_the_node_that_has_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    good_wheel(tmp_path, {"thing.py": b"answer = 42\n"})
+    policy = Policy(name="with-thing", packages=Packages(allow=("thing",)))
+    nodes = [
+        NodeHere(
+            name,
+            CellNode(
+                NodeSettings(
+                    name=name, policy=policy, slots=2, pool=0, sessions=1,
+                    find_links=str(tmp_path), index=False,
+                )
+            ),
+        )
+        for name in "ab"
+    ]  # fmt: skip
+    with Fleet(nodes, 2) as fleet:
+        asked = [node.asked for node in nodes]
+        code = "import thing\nthing.answer"
+        assert [fleet.execute(code, packages=["thing"]).value for _ in range(6)] == [42] * 6
+        assert sorted(node.asked - before for node, before in zip(nodes, asked, strict=True)) == [
+            0,
+            6,
+        ]
+        with pytest.raises(PackageError, match="numpy"):
+            fleet.execute(code, packages=["numpy"])
+
+
+@pytest.mark.parametrize("name", ["slots", "sessions", "nodes_per_host"])
+def test_a_count_of_on_ray_must_be_a_whole_number_from_one(name: str) -> None:
+    for wrong in (0, -1, 1.5, "1"):
+        with pytest.raises(PolicyError, match=f"{name}: must be"):
+            Fleet.on_ray(**{name: wrong})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -225,6 +283,7 @@ def test_a_fleet_needs_nodes_with_names_of_their_own() -> None:
         each.close()
 
 
-def test_without_ray_the_error_says_what_to_install() -> None:
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PolicyError, match=r"pip install 'cellwright\[fleet\]'"):
         Fleet.on_ray()

@@ -60,7 +60,7 @@ def test_two_choices_keep_nodes_even_where_one_would_not() -> None:
 def test_calls_with_packages_go_back_to_the_node_that_has_them_while_it_has_room() -> None:
     router = Router({"a": 2, "b": 2, "c": 2}, RouterLimits(), random.Random(2))
     with router.lease(Wanted(PANDAS)) as first:
-        pass
+        router.note_packages(first, PANDAS)
     seen: Counter[str] = Counter()
     for _ in range(20):
         with router.lease(Wanted(PANDAS)) as name:
