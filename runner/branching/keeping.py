@@ -14,7 +14,6 @@ from .machine import Machine, machine
 from .pages import (
     CHUNK_BYTES,
     COMPARED_BYTES,
-    ENTRY_BYTES,
     KINDS,
     MOST_COMPARED,
     OWN,
@@ -22,6 +21,7 @@ from .pages import (
     RUNS,
     Transfers,
     differences,
+    entries_of,
     is_equal,
     read,
     stretches,
@@ -62,6 +62,7 @@ def keep(guest: int, init: int, fresh: KeptReader | None, file: int, most_bytes:
         writer = KeptWriter(file, most_bytes)
         _keep_pages(source, mappings, fresh, writer)
         maps, files = source.text("maps", layout.MAPS_BYTES), files_of(source, mappings)
+        source.require_living()  # else not all of this is its own
         runs = tuple(writer.runs)
         writer.finish(KeptMemory(maps, state, source.registers, source.extended, files, runs))
 
@@ -100,8 +101,7 @@ def _kept_runs(
 
 
 def _kinds(page_map: int, start: int, count: int) -> bytearray:
-    size, offset = count * ENTRY_BYTES, start // PAGE_BYTES * ENTRY_BYTES
-    return bytearray(os.pread(page_map, size, offset)[7::8].translate(KINDS))
+    return bytearray(entries_of(page_map, start, count)[7::8].translate(KINDS))
 
 
 def _keep_differences(

@@ -7,6 +7,7 @@ is compared: by its place in memory where root has opened the page maps, else by
 """
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,8 +137,7 @@ def _refusing() -> Iterator[None]:
 def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple[int, int, int]]:
     """Yield runs of pages as address, size, and what they are: SHARED, or some process's OWN."""
     for start, count in stretches(mappings):
-        size, offset = count * ENTRY_BYTES, start // PAGE_BYTES * ENTRY_BYTES
-        entries = [os.pread(each, size, offset) for each in maps]
+        entries = [entries_of(each, start, count) for each in maps]
         flags = [each[ENTRY_BYTES - 1 :: ENTRY_BYTES] for each in entries]
         kinds = _number(flags[0].translate(_SOURCE_KINDS))
         for each in flags[1:]:
@@ -145,6 +145,16 @@ def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple
         kinds &= _number(b"\xfe" * count) | _elsewhere(entries)
         for run in _DIFFERING.finditer(kinds.to_bytes(count, "little")):
             yield start + run.start() * PAGE_BYTES, len(run[0]) * PAGE_BYTES, run[0][0]
+
+
+def entries_of(page_map: int, start: int, count: int) -> bytes:
+    """Return entries of a page map; raises ProcessLookupError if the process was killed: a page map
+    ends where its memory does."""
+    size = count * ENTRY_BYTES
+    entries = os.pread(page_map, size, start // PAGE_BYTES * ENTRY_BYTES)
+    if len(entries) != size:
+        raise ProcessLookupError(errno.ESRCH, "the process ended")
+    return entries
 
 
 def _elsewhere(entries: list[bytes]) -> int:

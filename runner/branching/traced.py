@@ -156,6 +156,10 @@ class Traced:
         for (address, size), offset in _left(places, done):
             self.write(address, room.view[offset : offset + size])
 
+    def require_living(self) -> None:
+        """Raise ProcessLookupError if it was killed while it was stopped."""
+        tracing.registers(self.pid)
+
     def call(self, name: str, *arguments: int | bytes) -> int:
         """Have a target make a system call; raises OSError if its kernel refuses."""
         assert not self._is_source  # noqa: S101 - a source is only read
@@ -193,7 +197,14 @@ class Traced:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
                 tracing.reap(self.pid)
             else:
-                tracing.let_go(self.pid, self._signal)
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Detach.  If it was killed meanwhile take note of that, or its parent never hears of it."""
+        try:
+            tracing.let_go(self.pid, self._signal)
+        except ProcessLookupError:
+            tracing.reap(self.pid)
 
 
 def _left(places: Places, done: int) -> Iterator[tuple[tuple[int, int], int]]:

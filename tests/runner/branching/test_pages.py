@@ -54,6 +54,18 @@ def test_what_differs_is_told_by_the_page_maps(name: str) -> None:
     assert found == ([(start + PAGE_BYTES, PAGE_BYTES, expected)] if expected else [])
 
 
+def test_a_process_that_was_killed_is_not_taken_for_one_without_pages() -> None:
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    page_map = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        pages.entries_of(page_map, AT * PAGE_BYTES, 1)
+    os.close(page_map)
+
+
 class Memory(Traced):
     """A process's memory, without its being stopped."""
 
