@@ -1,4 +1,5 @@
-"""Branches of sessions by memory and paused sessions, beside a replay of calls and a fresh session."""
+"""Branches of sessions by memory and paused sessions, beside a replay of calls, a fresh session, and a
+process that CRIU dumps and restores."""
 
 import contextlib
 from collections.abc import Callable
@@ -8,7 +9,9 @@ from ..harness.examples.tree_search import TreeSearch, search
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.sandbox.session import Session
 from ..runner.settings import PauseSettings, SessionSettings
+from .criu import CriuAbsent, DumpedProcess
 from .measuring import (
+    PERCENTILES,
     Contender,
     distribution,
     median,
@@ -18,7 +21,7 @@ from .measuring import (
     side_by_side,
 )
 from .puzzle import expected
-from .report import Column, Criterion, Curves, Report, ReportTable
+from .report import Column, Criterion, Curves, Report, ReportTable, Value
 from .scratch import scratch_directory
 from .settings import Settings, sandbox
 from .twins import Twins, twins
@@ -26,6 +29,8 @@ from .twins import Twins, twins
 _FRESH, _SMALL, _EIGHT = "a fresh session", "branch, small session", "branch, eight at once, each"
 _LARGE, _REPLAY = "branch, 8,000 more pages", "fork by replay of ten calls"
 _PAUSE, _RESUME = "pause, small session", "resume, small session"
+_DUMP, _RESTORE = "CRIU dump, a process in no cell", "CRIU restore, a process in no cell"
+_CRIU_EVERY = 5  # rounds: both take long
 _AT_ONCE = 8
 _NODES, _SMOKE_NODES = 1000, 20
 _PAGES = 8_000
@@ -36,11 +41,13 @@ _PROGRAMS, _SMOKE_PROGRAMS = 500, 3
 def measure(settings: Settings) -> Report:
     """Return percentiles of the time until new sessions can be called."""
     with (
+        contextlib.ExitStack() as stack,
         scratch_directory() as directory,
         sandbox(settings, pauses=PauseSettings(directory)) as made,
         made.session() as small,
         made.session() as large,
     ):
+        criu, no_criu = _criu(stack)
         paused = _Paused(made)
         for _ in range(10):
             small.execute(_CALL)
@@ -54,6 +61,7 @@ def measure(settings: Settings) -> Report:
                 Contender(_PAUSE, paused.pause, made.settle),
                 Contender(_RESUME, paused.resume, made.settle),
                 Contender(_REPLAY, partial(_opened, lambda: (small.fork(),)), made.settle),
+                *criu,
             ],
             settings.amount(300, 5),
         )
@@ -62,9 +70,38 @@ def measure(settings: Settings) -> Report:
     with sandbox(settings, sessions=SessionSettings(alive=64)) as made, made.session() as root:
         found = search(root, nodes)
     right = found.nodes == nodes == found.by_memory and tuple(found.solutions) == expected(nodes)
-    return _report(
-        times, twins(settings, settings.amount(_PROGRAMS, _SMOKE_PROGRAMS)), found, is_right=right
-    )
+    agreed = twins(settings, settings.amount(_PROGRAMS, _SMOKE_PROGRAMS))
+    return _report(times, agreed, found, no_criu, is_right=right)
+
+
+def _criu(stack: contextlib.ExitStack) -> tuple[tuple[Contender, ...], str]:
+    """Return what CRIU does, or else why it does nothing here."""
+    try:
+        process = stack.enter_context(DumpedProcess(stack.enter_context(scratch_directory())))
+    except CriuAbsent as absent:
+        return (), str(absent)
+    turns = _Turns(process)
+    return (
+        Contender(_DUMP, turns.dump, every=_CRIU_EVERY),
+        Contender(_RESTORE, turns.restore, every=_CRIU_EVERY),
+    ), ""
+
+
+class _Turns:
+    """A process that is dumped before it is restored, and restored before it is dumped, whichever is
+    measured first."""
+
+    def __init__(self, process: DumpedProcess) -> None:
+        self._process = process
+
+    def dump(self) -> float:
+        seconds = self._process.dump()
+        self._process.restore()
+        return seconds
+
+    def restore(self) -> float:
+        self._process.dump()
+        return self._process.restore()
 
 
 class _Paused:
@@ -109,12 +146,14 @@ def _eight(session: Session) -> float:
 
 
 def _report(
-    times: dict[str, list[float]], found: Twins, tree: TreeSearch, *, is_right: bool
+    times: dict[str, list[float]], found: Twins, tree: TreeSearch, no_criu: str, *, is_right: bool
 ) -> Report:
     fresh = median(times[_FRESH])
-    rows = [
+    rows: list[tuple[Value, ...]] = [
         (way, *percentile_row(seconds), median(seconds) / fresh) for way, seconds in times.items()
     ]
+    if no_criu:
+        rows += [(way, *(None,) * len(PERCENTILES), 0, None) for way in (_DUMP, _RESTORE)]
     page = (median(times[_LARGE]) - median(times[_SMALL])) / _PAGES * 1e6
     table = ReportTable(
         title="Another session of the same state",
@@ -156,6 +195,7 @@ def _report(
                 f"Eight queens by branches: {tree.nodes} nodes, {len(tree.solutions)} solutions, "
                 f"{tree.nodes / tree.seconds:.0f} nodes a second."
             ),
+            *((f"No numbers of CRIU: {no_criu}.",) if no_criu else ()),
         ),
         samples={way: tuple(seconds) for way, seconds in times.items()},
     )

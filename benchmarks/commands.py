@@ -63,7 +63,8 @@ BENCHMARKS = {
     "tokens": "tokens that a model reads of a catalogue, and cost of many tools for a request",
     "packages": "packages: to lock, to build, and calls with them, beside uv and pip",
     "workflows": "tokens that pass through a model, by tool calls and by programs",
-    "branch": "branches of sessions, beside replays and fresh sessions",
+    "branch": "branches of sessions, beside replays, fresh sessions and CRIU",
+    "branch_leaks": "resources left after ten thousand branches",
     "stream": "output in bytes a second",
     "network": "connections to hosts by name, and their bytes, beside a CONNECT proxy",
     "agent": "cost of a step of an agent, a long run, and tools made against tasks done",
@@ -72,6 +73,7 @@ BENCHMARKS = {
 _COUNTS = (
     "kernel",
     "leaks",
+    "branch_leaks",
     "soak",
     "chaos",
     "replays",
