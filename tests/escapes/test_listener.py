@@ -8,7 +8,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import Policy
-from cellwright.runner import generation
+from cellwright.runner import launch
 from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import (
     ALLOW_EVERYTHING,
@@ -80,11 +80,11 @@ def test_without_the_listener_the_same_is_refused_and_not_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))
-    probe = generation.probe_host
+    probe = launch.probe_host
     monkeypatch.setattr(
-        generation,
+        launch,
         "probe_host",
-        lambda missing: msgspec.structs.replace(probe(missing), listener="switched off"),
+        lambda *given: msgspec.structs.replace(probe(*given), listener="switched off"),
     )
     with Sandbox(policy=deaf) as sandbox:
         assert "listener" not in sandbox.layers

@@ -21,7 +21,7 @@ import pytest
 
 from cellwright.policies.seccomp import number_of
 from cellwright.policies.syscalls import syscall_table
-from cellwright.runner import generation, spawn
+from cellwright.runner import launch, spawn
 from cellwright.runner.channel import receive_with_descriptors
 from cellwright.runner.kernel import notifications
 from cellwright.runner.kernel.notifications import Notification
@@ -181,8 +181,8 @@ def ask_through(channel: int, names: Iterable[str], patch: pytest.MonkeyPatch) -
     """Have launchers that this process starts send their listener on `channel`."""
     os.set_inheritable(channel, True)
     shim(ASK_THROUGH.format(channel=channel, program=program_of(names, channel).hex()), patch)
-    probe = generation.probe_host
-    patch.setattr(generation, "probe_host", lambda missing: _without_listener(probe(missing)))
+    probe = launch.probe_host
+    patch.setattr(launch, "probe_host", lambda *given: _without_listener(probe(*given)))
 
 
 @contextlib.contextmanager
