@@ -5,7 +5,7 @@ the kernel puts the instruction pointer back when the process goes on (ERESTARTS
 registers has that done already, so that it does not depend on what the other process waits in.
 """
 
-import platform
+import os
 import struct
 from typing import NamedTuple
 
@@ -102,4 +102,6 @@ _MACHINES = {"x86_64": _X86_64}
 
 def machine() -> Machine | None:
     """Return this machine, None if it is of another architecture than those that were tried."""
-    return _MACHINES.get(platform.machine())
+    return _MACHINES.get(
+        os.uname().machine
+    )  # `platform` is left out of such processes (../spawn.py)
