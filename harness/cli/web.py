@@ -146,9 +146,11 @@ def _state(
         )  # fmt: skip
         with contextlib.closing(services), _agents(options, ceiling, registry) as agents:
             dashboard = DashboardSources(timeline, Path(options.audit) if options.audit else None)
-            yield WebState(
-                services, OwnedSessions(of_sessions), runs, place.tokens, limits, dashboard, agents
-            )
+            sessions = OwnedSessions(of_sessions)
+            try:
+                yield WebState(services, sessions, runs, place.tokens, limits, dashboard, agents)
+            finally:
+                sessions.discard_paused()  # no other server can resume them
 
 
 @contextlib.contextmanager

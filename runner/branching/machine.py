@@ -102,6 +102,5 @@ _MACHINES = {"x86_64": _X86_64}
 
 def machine() -> Machine | None:
     """Return this machine, None if it is of another architecture than those that were tried."""
-    return _MACHINES.get(
-        os.uname().machine
-    )  # `platform` is left out of such processes (../spawn.py)
+    # Such a process starts without the module `platform` (../spawn.py).
+    return _MACHINES.get(os.uname().machine)

@@ -7,6 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ....runner.audit.spans import span_of
 from ....runner.result import SandboxResult, Violation
+from ....runner.settings import MOST_BRANCHES
 from ....runner.workspace import WorkspaceFile
 from ...sandbox.parameters import CallArguments, FileContent
 from ..plain_values import plain
@@ -171,11 +172,18 @@ class OpenSessionBody(WebBody, frozen=True):
     packages: list[str] = []
 
 
+class BranchBody(WebBody, frozen=True):
+    """The number of sessions that go on from the state of this one."""
+
+    n: Annotated[int, Meta(ge=1, le=MOST_BRANCHES)] = 1
+
+
 class SessionAnswer(WebAnswer, frozen=True):
-    """An open session."""
+    """A session; the next request resumes a paused one."""
 
     session: str
     language: str
+    state: Literal["open", "paused"] = "open"
 
 
 class SessionsAnswer(WebAnswer, frozen=True):

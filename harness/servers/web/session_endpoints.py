@@ -10,6 +10,7 @@ from ...sandbox.session import Session
 from .endpoint import ContentAnswer, Endpoint, ServerEvent, WebCall
 from .execution_endpoints import given_of, refuse_packages, stream_of
 from .messages import (
+    BranchBody,
     ExecuteBody,
     ExecutionAnswer,
     FilesAnswer,
@@ -31,8 +32,13 @@ def open_session(call: WebCall) -> SessionAnswer:
 
 
 def list_sessions(call: WebCall) -> SessionsAnswer:
-    """List the client's open sessions."""
-    return SessionsAnswer(sessions=[_about(each) for each in call.state.sessions.of(call)])
+    """List the client's sessions."""
+    return SessionsAnswer(
+        sessions=[
+            SessionAnswer(each.id, each.language, "paused" if each.is_paused else "open")
+            for each in call.state.sessions.listed(call)
+        ]
+    )
 
 
 def show_session(call: WebCall) -> SessionAnswer:
@@ -43,6 +49,19 @@ def show_session(call: WebCall) -> SessionAnswer:
 def close_session(call: WebCall) -> None:
     """End a session."""
     call.state.sessions.close(call, call.path["session"])
+
+
+def branch_session(call: WebCall) -> SessionsAnswer:
+    """Open sessions that go on from the state of another one."""
+    body: BranchBody = call.body
+    made = call.state.sessions.branch(call, call.path["session"], body.n)
+    return SessionsAnswer(sessions=[_about(each) for each in made])
+
+
+def pause_session(call: WebCall) -> None:
+    """Keep a session on disk, without a cell, until its next request."""
+    sandbox = call.state.services.of(call.client).sandbox
+    call.state.sessions.pause(call, call.path["session"], sandbox)
 
 
 def execute_in_session(call: WebCall) -> ExecutionAnswer:
@@ -105,6 +124,14 @@ SESSION_ENDPOINTS = (
     Endpoint("GET", "/v1/sessions", "List your sessions.", SessionsAnswer, handler=list_sessions),
     Endpoint("GET", _ONE, "Return a session that is open.", SessionAnswer, handler=show_session),
     Endpoint("DELETE", _ONE, "End a session.", handler=close_session, status=204),
+    Endpoint(
+        "POST", f"{_ONE}/branches", "Open sessions that go on from the state of this one.",
+        SessionsAnswer, BranchBody, handler=branch_session, status=201,
+    ),
+    Endpoint(
+        "POST", f"{_ONE}/pause", "Keep a session on disk until its next request.",
+        handler=pause_session, status=204,
+    ),
     Endpoint(
         "POST", f"{_ONE}/executions", "Run a program with the state that earlier ones left.",
         ExecutionAnswer, ExecuteBody, handler=execute_in_session, executes=True,

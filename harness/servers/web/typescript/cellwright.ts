@@ -158,6 +158,7 @@ export class Cellwright {
   openSession(id: string): Session {
     const path = `/v1/sessions/${encodeURIComponent(id)}`;
     return new Session(id, {
+      session: (other) => this.openSession(other),
       json: (method, below, body, signal) => this.#json(method, path + below, body, signal),
       stream: (program, signal) => this.#execution(`${path}/executions/stream`, program, signal),
       content: (method, below, data, signal) => this.#content(method, path + below, data, signal),
@@ -256,6 +257,7 @@ export class Cellwright {
 }
 
 interface Requests {
+  session(id: string): Session;
   json<T>(method: string, path: string, body: unknown, signal: Signal): Promise<T>;
   stream(program: Program, signal: Signal): AsyncGenerator<ExecutionEvent, void>;
   content(method: string, path: string, data: Uint8Array | string | undefined, signal: Signal): Promise<Uint8Array>;
@@ -277,6 +279,17 @@ export class Session {
 
   stream(program: Program, signal?: Signal): AsyncGenerator<ExecutionEvent, void> {
     return this.#requests.stream(program, signal);
+  }
+
+  /** Open sessions that go on from the state of this one; raises an error if its memory cannot be copied. */
+  async branch(n = 1, signal?: Signal): Promise<Session[]> {
+    const made = await this.#requests.json<{ sessions: { session: string }[] }>("POST", "/branches", { n }, signal);
+    return made.sessions.map((each) => this.#requests.session(each.session));
+  }
+
+  /** Keep the session on disk, without a cell, until its next request. */
+  async pause(signal?: Signal): Promise<void> {
+    await this.#requests.json("POST", "/pause", undefined, signal);
   }
 
   async files(signal?: Signal): Promise<WorkspaceFile[]> {

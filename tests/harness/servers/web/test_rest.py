@@ -86,6 +86,32 @@ def test_a_path_outside_of_the_workspace_is_a_problem(web: Web, path: str) -> No
     good(web.ask("DELETE", session))
 
 
+def test_a_session_is_branched_and_paused_by_its_client(web: Web) -> None:
+    session = opened(web)
+    path = f"/v1/sessions/{session}"
+    web.post(f"{path}/executions", {"code": "n = [1]"})
+    made = web.post(f"{path}/branches", {"n": 2})["sessions"]
+    assert len({session, *(each["session"] for each in made)}) == 3
+    good(web.ask("POST", f"{path}/pause"))
+    states = {each["session"]: each["state"] for each in web.get("/v1/sessions")["sessions"]}
+    assert [states[session], states[made[0]["session"]]] == ["paused", "open"]
+    assert web.ask("POST", f"{path}/branches", BOB, json={}).status_code == 404
+    assert web.ask("POST", f"{path}/pause", BOB).status_code == 404
+    assert web.ask("POST", f"{path}/branches", json={"n": 9}).status_code == 400
+    for each in (session, *(each["session"] for each in made)):
+        body = {"code": "n.append(2); n"}
+        assert web.post(f"/v1/sessions/{each}/executions", body)["value"] == [1, 2]
+    threads = (
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    web.post(f"{path}/executions", {"code": threads})
+    for refused in (web.ask("POST", f"{path}/branches", json={}), web.ask("POST", f"{path}/pause")):
+        assert refused.status_code in (409, 422)
+        assert "threads" in refused.json()["detail"]
+    for each in (session, *(each["session"] for each in made)):
+        good(web.ask("DELETE", f"/v1/sessions/{each}"))
+
+
 # The route of thin plugins
 
 

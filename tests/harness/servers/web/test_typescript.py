@@ -50,6 +50,11 @@ const session = await client.session();
 await session.upload("in/a.bin", new Uint8Array([0, 255]));
 await session.execute({ code: "open('out.bin', 'wb').write(open('in/a.bin', 'rb').read())" });
 say("session", [...(await session.download("out.bin"))], (await session.files()).length);
+await session.execute({ code: "n = 41" });
+await session.pause();
+const [branch] = await session.branch(1);
+say("branch", (await branch.execute({ code: "n + 1" })).value, branch.id !== session.id);
+await branch.close();
 await session.close();
 await session.execute({ code: "1" }).catch((error) => say("closed", error instanceof CellwrightError, error.status));
 
@@ -72,6 +77,7 @@ SAID = """\
 "left" true
 "aborted" "AbortError"
 "session" [0,255] 2
+"branch" 42 true
 "closed" true 404
 "tools" "add" 3
 "run" "pending" {"to":"ann","amount":3}
