@@ -18,6 +18,7 @@ import pytest
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus, Unenforceable, tool
 from cellwright.policies.policy import Policy
 from cellwright.runner.oci.container import remove_leftover_containers
+from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, policy_named, soon
 from tests.runner.test_ordinary_user import PRELUDE, PYTHON, USER, readable
 
@@ -207,6 +208,41 @@ def test_shells_of_the_host_run_in_a_container(runtime: str) -> None:
         assert result.stdout == "hello from /workspace\n"
 
 
+def test_a_container_that_was_killed_is_replaced(runtime: str) -> None:
+    before = bundles()
+    with oci(runtime, pool=0) as sandbox:
+        assert sandbox.execute("1").value == 1
+        (first,) = bundles() - before
+        os.kill(inspect(sandbox).supervisor.generation.launcher.keeper, signal.SIGKILL)
+        assert sandbox.execute("2").value == 2
+        (second,) = bundles() - before
+        assert second != first
+    assert bundles() == before
+
+
+def as_user(readable: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` as an ordinary user, on a hybrid host where v2 is not mounted."""
+    lost = ["cgroup_cpu", "cgroup_memory", "cgroup_pids"]
+    script = PRELUDE.format(paths=[str(readable)], lost=lost) + code
+    home = readable / "home"
+    user = [
+        "setpriv",
+        f"--reuid={USER}",
+        f"--regid={USER}",
+        "--clear-groups",
+        PYTHON,
+        "-I",
+        "-c",
+    ]
+    hide = f"umount -l {UNIFIED} 2>/dev/null; " if _is_hybrid() else ""
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", f'{hide}exec "$@"', "sh"]
+    return subprocess.run(
+        [*command, *user, script], cwd="/",
+        env={"HOME": str(home), "TMPDIR": str(home), "PATH": "/usr/bin:/usr/sbin:/bin:/sbin"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.needs("root")
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="the system has no Python of this version")
 @pytest.mark.parametrize("name", RUNTIMES)
@@ -226,25 +262,7 @@ with Sandbox(policy=policy, backend="oci", runtime=NAME) as sandbox:
     tell(value=result.value, refused=[each.syscall for each in refused.violations], ran=ran.stdout,
          kept=kept, layers=sandbox.layers)
 """
-    lost = ["cgroup_cpu", "cgroup_memory", "cgroup_pids"]
-    script = PRELUDE.format(paths=[str(readable)], lost=lost) + code.replace("NAME", repr(name))
-    home = readable / "home"
-    as_user = [
-        "setpriv",
-        f"--reuid={USER}",
-        f"--regid={USER}",
-        "--clear-groups",
-        PYTHON,
-        "-I",
-        "-c",
-    ]
-    hide = f"umount -l {UNIFIED} 2>/dev/null; " if _is_hybrid() else ""
-    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", f'{hide}exec "$@"', "sh"]
-    done = subprocess.run(
-        [*command, *as_user, script], cwd="/",
-        env={"HOME": str(home), "TMPDIR": str(home), "PATH": "/usr/bin:/usr/sbin:/bin:/sbin"},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = as_user(readable, code.replace("NAME", repr(name)))
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
     assert (told["value"], told["refused"], told["ran"], told["kept"]) == (
@@ -254,7 +272,7 @@ with Sandbox(policy=policy, backend="oci", runtime=NAME) as sandbox:
         2,
     )
     assert {"container", "kernel_shared", "landlock"} <= set(told["layers"])
-    assert not list(home.glob(BUNDLES))
+    assert not list((readable / "home").glob(BUNDLES))
 
 
 def test_nothing_is_left_when_the_process_is_killed(runtime: str) -> None:

@@ -5,6 +5,7 @@ command line runs it by runc: the kernel is then the host's, and all else is the
 """
 
 import base64
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 
 from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus, Unenforceable
 from tests.conftest import OPTIONAL
-from tests.harness.containers.test_containers import bundles
+from tests.harness.containers.test_containers import as_user, bundles
+from tests.runner.test_ordinary_user import PYTHON, readable
+
+__all__ = ["readable"]  # the fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*known holes")
 LESS = ["listener", "landlock", *OPTIONAL]
@@ -203,3 +207,23 @@ def test_a_call_leaves_no_temporary_files(tmp_path: Path) -> None:
     with sandbox_of(program(tmp_path / "runsc", "echo b; exit 0")) as sandbox:
         sandbox.execute("1")
     assert set(Path(tempfile.gettempdir()).glob("cellwright-*")) <= before
+
+
+@pytest.mark.needs("root", "runc")
+@pytest.mark.skipif(not Path(PYTHON).exists(), reason="the system has no Python of this version")
+def test_without_root_a_program_has_no_capability_either(readable: Path) -> None:
+    runtime = program(readable / "runsc", 'exec runc "$@"')
+    code = """
+import warnings
+warnings.simplefilter("ignore")
+policy = {"extends": "strict", "isolation": {"kernel": "own"},
+          "optional_layers": ["listener", "landlock", "cgroup"]}
+with Sandbox(policy=policy, backend="oci", runtime=RUNTIME) as sandbox:
+    result = sandbox.execute("open('/proc/self/status').read().split('CapEff:')[1].split()[0]")
+    tell(value=result.value, layers=sandbox.layers)
+"""
+    done = as_user(readable, code.replace("RUNTIME", repr(runtime)))
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["value"] == "0" * 16
+    assert not [layer for layer in told["layers"] if layer.startswith("cgroup")]
