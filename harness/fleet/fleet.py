@@ -16,7 +16,7 @@ from ...policies.errors import CellwrightError, PolicyError
 from ...policies.languages import PYTHON
 from ...runner.concurrency import NEVER
 from ...runner.result import SandboxResult
-from ..sandbox.parameters import CallArguments
+from ..sandbox.parameters import CallArguments, FileContent
 from ..sandbox.remote.arguments import packed, requirements_of, result_of
 from ..sandbox.remote.frames import Describe, Description, Execute, Executed, Opened, OpenSession
 from ..sandbox.session import Session
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TENANT = "default"
 _MARGIN_SECONDS = 60.0  # beyond the limits of a call, until a node counts as lost
-_NOT_IN_A_FLEET = ("workspace", "clean", "on_output", "cancel")
-_DEFAULTS = MappingProxyType(msgspec.structs.asdict(CallArguments(code="")))
+_NOT_IN_A_FLEET = MappingProxyType({"workspace": None, "clean": False})
 
 
 class Fleet(Closing):
@@ -131,47 +130,59 @@ class Fleet(Closing):
 
     def execute(
         self, code: str | bytes, language: str = PYTHON, *, key: str | None = None,
-        tenant: str = DEFAULT_TENANT, **given: Any,
+        tenant: str = DEFAULT_TENANT, stdin: str | bytes | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        files: Mapping[str, FileContent] | None = None, env: Mapping[str, str] | None = None,
+        timeout: float | None = None, collect: Sequence[str] = (), trace_id: str | None = None,
+        plain: bool = False, arguments: Sequence[str] = (), packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
     ) -> SandboxResult:  # fmt: skip
         """Run a program in a fresh cell of some node, and return its result.
 
-        `given`: arguments of `Sandbox.execute`, except `workspace`, `clean`, `on_output` and `cancel`.
         `key`: a call with a key that an earlier call of the tenant had is not run again: it returns the
-        outcome of that one.
+        outcome of that one.  The other arguments are those of `Sandbox.execute`.
 
         Raises what `Sandbox.execute` raises; BusyError if a queue is full or the wait too long,
         QuotaExceeded for a limit of the tenant.  OutcomeUnknown: the call may have begun on a node that
         was lost, so it is not repeated, or the outcome is no longer kept.  A call that has not begun
         goes to another node; NodeLost if there is none.
         """
-        arguments = _arguments(given | {"code": code, "language": language})
-        request = packed(arguments, self._limits)
-        wanted = Wanted(frozenset(requirements_of(arguments.packages)))
-        named = None if key is None else _named(key, tenant)
-        with self._turn("fleet_execute", tenant) as quota:
-            reply = self._dispatch.run(request, wanted, named)
-            return result_of(_spent(reply_as(reply, Executed), quota))
+        return self._execute(CallArguments.of({**locals(), **_NOT_IN_A_FLEET}), key, tenant)
 
     def map(
         self, programs: Iterable[str | bytes], language: str = PYTHON, *,
         keys: Iterable[str] | None = None, return_errors: bool = False, at_once: int | None = None,
-        tenant: str = DEFAULT_TENANT, **given: Any,
+        tenant: str = DEFAULT_TENANT, stdin: str | bytes | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        files: Mapping[str, FileContent] | None = None, env: Mapping[str, str] | None = None,
+        timeout: float | None = None, collect: Sequence[str] = (), trace_id: str | None = None,
+        plain: bool = False, arguments: Sequence[str] = (), packages: Sequence[str] = (),
+        requirements: Sequence[str] = (),
     ) -> Iterator[SandboxResult | CellwrightError]:  # fmt: skip
         """Run programs, and yield the result of each once, in their order.
 
         `keys`: the key of each.  `return_errors`: yield the CellwrightError of a call in the place of
         its result, instead of raising the first.  `at_once`: how many run at once, default all slots
-        of the fleet.  `given`: as of `execute`, the same for all.  Programs are read from the iterable
-        as results are taken, so that it may be endless.
+        of the fleet.  The other arguments are those of `execute`, the same for all.  Programs are read
+        from the iterable as results are taken, so that it may be endless.
         """
         width = self._dispatch.slots if at_once is None else at_once
         if width < 1:
             raise PolicyError(f"at_once: must be at least 1, got {at_once}")
+        same = CallArguments.of({**locals(), "code": "", **_NOT_IN_A_FLEET})
 
         def execute(code: str | bytes, key: str | None) -> SandboxResult:
-            return self.execute(code, language, key=key, tenant=tenant, **given)
+            return self._execute(msgspec.structs.replace(same, code=code), key, tenant)
 
         return mapped(execute, programs, keys, width, return_errors=return_errors)
+
+    def _execute(self, given: CallArguments, key: str | None, tenant: str) -> SandboxResult:
+        request = packed(given, self._limits)
+        wanted = Wanted(frozenset(requirements_of(given.packages)))
+        named = None if key is None else _named(key, tenant)
+        with self._turn("fleet_execute", tenant) as quota:
+            reply = self._dispatch.run(request, wanted, named)
+            return result_of(_spent(reply_as(reply, Executed), quota))
 
     def session(
         self, language: str = PYTHON, *, packages: Sequence[str] = (), tenant: str = DEFAULT_TENANT
@@ -241,15 +252,6 @@ class Fleet(Closing):
         quota = self._quota(tenant)
         with self._metrics.request(kind, tenant), quota.turn(NEVER):
             yield quota
-
-
-def _arguments(given: dict[str, Any]) -> CallArguments:
-    for name in given:
-        if name in _NOT_IN_A_FLEET:
-            raise PolicyError(f"{name}: not available in a fleet")
-        if name not in _DEFAULTS and name != "requirements":
-            raise PolicyError(f"{name}: unknown argument of execute")
-    return CallArguments.of(_DEFAULTS | given)
 
 
 def _named(key: object, tenant: str) -> str:

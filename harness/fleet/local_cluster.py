@@ -35,6 +35,7 @@ class LocalCluster(Closing):
         try:
             import ray
             from ray._private import ray_constants
+            from ray._private.utils import get_ray_address_file
             from ray.cluster_utils import Cluster
         except ImportError as error:
             raise PolicyError(
@@ -45,6 +46,8 @@ class LocalCluster(Closing):
         ray_constants.ENABLE_RAY_CLUSTER = False  # Ray may have been imported before
         self._ray = ray
         self.directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: sockets
+        # Ray writes the address of the cluster there, and makes only the directory of its node.
+        os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
         self._cluster = Cluster()
         self._nodes: list[Any] = []
         try:

@@ -80,8 +80,8 @@ def test_arguments_and_failures_of_programs_are_those_of_a_sandbox(fleet: Fleet)
     assert fleet.execute("while True: pass", timeout=0.5).reason == "wall_time"
     with pytest.raises(PolicyError, match="timeout"):
         fleet.execute("1", timeout=10_000)
-    with pytest.raises(PolicyError, match="on_output: not available in a fleet"):
-        fleet.execute("1", on_output=print)
+    with fleet.session() as session, pytest.raises(PolicyError, match="on_output: not available"):
+        session.execute("1", on_output=print)
 
 
 def test_a_call_with_the_key_of_an_earlier_one_returns_its_outcome(fleet: Fleet) -> None:

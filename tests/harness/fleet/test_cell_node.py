@@ -259,9 +259,8 @@ def test_a_count_of_on_ray_must_be_a_whole_number_from_one(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"workspace": "w"}, "workspace: not available in a fleet"),
-        ({"cancel": 3}, "cancel: not available"),
-        ({"tiemout": 1}, "tiemout: unknown argument"),
+        ({"timeout": -1}, "timeout"),
+        ({"packages": ["a"], "requirements": ["b"]}, "requirements: another name"),
         ({"key": ""}, "key: must be a text that is not empty"),
         ({"key": "k" * 300}, "key: must have at most"),
         ({"packages": ["pandas"]}, "packages"),
