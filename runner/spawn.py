@@ -28,17 +28,16 @@ if TYPE_CHECKING:
 
 # -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.  msgspec
 # can use typing_extensions but does not need it: without, it imports a quarter faster (measured).
-# What `_UNUSED` names is imported by msgspec, and by uuid before Python 3.12, for functions that no
-# launcher calls, and takes 6-10 % of the time of all imports (measured); programs get the real ones.
+# What `_UNUSED` names msgspec imports for functions that no launcher calls.
 # Collections while it imports would find nothing, and take a tenth of the time.
-_UNUSED = ("platform", "msgspec.inspect", "msgspec._json_schema")
+_UNUSED = ("msgspec.inspect", "msgspec._json_schema")
 _BOOTSTRAP = (
     "import gc,os,sys;"
     "gc.disable();"
     "paths=os.read(3,65536).decode().split('\\0');"
     "sys.path[:0]=paths;"
     "sys.modules['typing_extensions']=sys.modules['_uuid']=None;"
-    "unused=type('',(),dict(system=lambda:'Linux',schema=None,schema_components=None));"
+    "unused=type('',(),dict(schema=None,schema_components=None));"
     f"sys.modules.update(dict.fromkeys({_UNUSED},unused));"
     "from {} import main;"
     f"[sys.modules.pop(name) for name in {_UNUSED}];"

@@ -256,7 +256,6 @@ def _forget_nodes() -> None:
     ask, keeps its own over a fork, and looks for network cards."""
     if uuid := sys.modules.get("uuid"):
         drawn = dict.fromkeys((name for name in vars(uuid) if name.startswith("_last_")), None)
-        vars(uuid).pop("platform", None)  # ../spawn.py gave it a part of the module
         uuid.__dict__.update(
             drawn, _node=None, _generate_time_safe=None, _GETTERS=[uuid._random_getnode]
         )
