@@ -45,7 +45,8 @@ class Traced:
                 tracing.die_with_us(self.pid)
             self.directory = self._open_directory()
             self.parked = self._wait_for_request()
-            self.extended = tracing.registers(self.pid, machine.extended)
+            sets = [tracing.registers(self.pid, each) for each in machine.extended]
+            self.extended, self._sizes = b"".join(sets), [len(each) for each in sets]
             self._memory = self.open("mem", os.O_RDONLY if is_source else os.O_RDWR)
             if self.read(self.parked.instruction, len(machine.instruction)) != machine.instruction:
                 raise NotCopyable("it does not wait for a request")
@@ -72,7 +73,9 @@ class Traced:
             if time.monotonic() > deadline:
                 break
             self.registers = tracing.registers(self.pid)
-            parked = self._machine.parked(self.registers)
+            ongoing = self._machine.ongoing
+            in_call = tracing.registers(self.pid, ongoing) if ongoing else b""
+            parked = self._machine.parked(self.registers, in_call)
             if parked is None or (parked.number, parked.argument) != waits:
                 tracing.go_on_to_call(self.pid)
             elif parked.is_interrupted:
@@ -181,7 +184,9 @@ class Traced:
 
     def become(self, registers: bytes, extended: bytes) -> None:
         """Take over the registers of a source."""
-        tracing.set_registers(self.pid, extended, self._machine.extended)
+        for kind, size in zip(self._machine.extended, self._sizes, strict=True):
+            tracing.set_registers(self.pid, extended[:size], kind)
+            extended = extended[size:]
         tracing.set_registers(self.pid, self._machine.repeating(registers))
 
     def close(self, *, dies: bool) -> None:

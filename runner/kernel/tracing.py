@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from . import libc
 
 NT_PRSTATUS, NT_PRFPREG, NT_X86_XSTATE = 1, 2, 0x202  # sets of registers (elf.h)
+NT_ARM_TLS, NT_ARM_SYSTEM_CALL = 0x401, 0x404
 _SEIZE, _INTERRUPT, _DETACH, _SINGLESTEP, _SYSCALL, _CONT = 0x4206, 0x4207, 17, 9, 24, 7
 _WAIT_SECONDS = 2.0
 _SETOPTIONS, _EXITKILL = 0x4200, 1 << 20

@@ -9,19 +9,36 @@ import pytest
 
 from cellwright import PauseSettings, Sandbox, Session
 from cellwright.runner.cells import pid_of
+from cellwright.testing import inspect
 from tests.conftest import SHARED, policy_named
 from tests.escapes.live_cell import NAMESPACES, status
-from tests.escapes.test_payloads import ENDED, SETTINGS, Host, verdict_of
+from tests.escapes.test_payloads import (
+    ENDED,
+    NEEDS,
+    OWN,
+    UNCOUNTED,
+    Host,
+    case_of,
+    left_of_payloads,
+    policy_for,
+    settings_for,
+    verdict_of,
+)
 from tests.escapes.test_payloads import host as host
 
-HEADER = f"import os; os.environ.update({SETTINGS!r})\n"
-ATTACKS = sorted(
-    path for path in (SHARED / "attacks").glob("*.py") if not path.name.startswith("PXY-")
-)
+# All payloads but those for a proxy, those in other languages, which are branched by replay, and one
+# that runs where nothing is counted.
+PAYLOADS = [
+    path
+    for path in (*OWN, *sorted((SHARED / "attacks").glob("*.py")))
+    if path.suffix == ".py" and not path.name.startswith("PXY-") and case_of(path) not in UNCOUNTED
+]
 SAME = (
     "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters",
     "Uid", "Gid", "Groups", "TracerPid", "SigIgn", "SigBlk", "SigCgt", "Umask", "Threads",
 )  # fmt: skip
+RETURNS_7 = bytes.fromhex("e0008052c0035fd6" if os.uname().machine == "aarch64" else "b807000000c3")
+UNTOUCHED = "import os\nmine, open('kept').read(), sorted(os.listdir())"
 LIBC = """\
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -177,7 +194,7 @@ HOSTILE = {
         "cannot be read|^$",
     ),
     "code of its own": (
-        LIBC + "m = libc.mmap(None, 4096, 7, 34, -1, 0); ctypes.memmove(m, b'\\xb8\\x07\\0\\0\\0\\xc3', 6)\n"
+        LIBC + f"m = libc.mmap(None, 4096, 7, 34, -1, 0); ctypes.memmove(m, {RETURNS_7!r}, {len(RETURNS_7)})\n"
         "f = ctypes.CFUNCTYPE(ctypes.c_int)(m); assert f() == 7",
         "",
     ),
@@ -231,23 +248,41 @@ while frame:
         branch.close()
 
 
+@pytest.fixture(scope="module")
+def attacked(host: Host) -> Iterator[Sandbox]:
+    """Made after the canaries were planted: what the launcher inherits, it inherits with them."""
+    with Sandbox(policy=policy_for("standard", host), pool=2) as box:
+        yield box
+
+
+def _parameter(payload: Path) -> object:
+    marks = [pytest.mark.needs(NEEDS[case_of(payload)])] if case_of(payload) in NEEDS else []
+    return pytest.param(payload, id=case_of(payload), marks=marks)
+
+
 @pytest.mark.slow
 @pytest.mark.needs("shared")
-@pytest.mark.parametrize("payload", ATTACKS, ids=[each.name.partition("_")[0] for each in ATTACKS])
-def test_a_payload_stays_inside_a_branch(sandbox: Sandbox, host: Host, payload: Path) -> None:
-    case = payload.name.partition("_")[0]
-    with sandbox.session() as source:
-        source.execute("mine = 1")
-        (branch,) = source.branch()
-        assert branch.forked_by == "memory"
-        with branch:
+@pytest.mark.parametrize("payload", [_parameter(each) for each in PAYLOADS])
+def test_a_payload_stays_inside_a_branch(attacked: Sandbox, host: Host, payload: Path) -> None:
+    """As the first request of a branch; the source, a sibling and the launcher outlive it."""
+    case, launcher = case_of(payload), inspect(attacked).supervisor.generation
+    header = f"import os; os.environ.update({settings_for(attacked)!r})\n"
+    with attacked.session() as source:
+        source.execute("mine = 1", files={"kept": b"mine"})
+        branch, sibling = source.branch(2, replay=False)
+        with branch, sibling:
             timeout = 7.0 if case in ("RES-14", "RES-15") else None
-            result = branch.execute(HEADER + payload.read_text(), timeout=timeout, collect=["*"])
-        escaped, detail = verdict_of(result, case)
-        assert not escaped, detail
-        if escaped is None:
-            assert case in ENDED, (result.status, result.reason, result.error, result.stderr[-500:])
-        assert host.canary not in str(result.to_dict())
-        assert source.execute("mine").value == 1
+            result = branch.execute(header + payload.read_text(), timeout=timeout, collect=["*"])
+            escaped, detail = verdict_of(result, case)
+            assert not escaped, detail
+            if escaped is None:
+                assert case in ENDED, (
+                    result.status, result.reason, result.error, result.stderr[-500:],
+                )  # fmt: skip
+            assert host.canary not in str(result.to_dict())
+            for each in (source, sibling):
+                assert each.execute(UNTOUCHED).value == [1, "mine", ["kept"]]
+    assert left_of_payloads(attacked) == []
+    assert inspect(attacked).supervisor.generation is launcher
     assert host.connections() == 0
     assert host.process.poll() is None

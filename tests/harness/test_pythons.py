@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import LaunchError, PackageError, PackageStore, PolicyError, Sandbox
+from cellwright import (
+    LaunchError,
+    PackageError,
+    PackageStore,
+    PauseSettings,
+    PolicyError,
+    Sandbox,
+)
 from cellwright.harness.sandbox.pythons import (
     HostPython,
     find_python,
@@ -235,6 +242,40 @@ def test_idioms_and_sessions_work_in_it(sandbox: Sandbox) -> None:
         assert session.run([sys.executable]).exit_code in (126, 127)  # our own is not shown
     standard = sandbox.execute("import ctypes, sqlite3, ssl, zoneinfo, lzma, json\n1")
     assert (standard.value, standard.violations) == (1, ())
+
+
+def test_a_session_in_it_is_branched_and_paused(other: HostPython, tmp_path: Path) -> None:
+    """What stops and copies its memory is the Python that runs cellwright."""
+    state = """
+import decimal, random, sqlite3
+def count():
+    n = 0
+    while True:
+        n += yield n
+it = count(); next(it)
+db = sqlite3.connect(":memory:"); db.execute("create table t (n)")
+f = open("notes", "w+"); big = bytearray(range(256)) * 10_000; random.seed(3)
+"""
+    shows = """
+import sys
+[it.send(2), db.execute("insert into t values (1)").lastrowid, f.write("x"), f.tell(), len(big),
+ random.random(), str(decimal.Decimal(1) / 3), list(sys.version_info[:2])]
+"""
+    settings = PauseSettings(tmp_path)
+    with Sandbox(
+        policy=policy_named("strict"), python=other.path, pool=1, pauses=settings
+    ) as sandbox:
+        source = sandbox.session()
+        assert source.execute(state).ok
+        first = source.execute(shows).value
+        assert tuple(first[-1]) == other.version[:2]
+        (branch,) = source.branch(replay=False)
+        resumed = sandbox.resume(source.pause())
+        answers = [[each.execute(shows).value for _ in range(2)] for each in (branch, resumed)]
+        assert answers[0] == answers[1]
+        assert [each[0] for each in answers[0]] == [4, 6]
+        branch.close()
+        resumed.close()
 
 
 def test_another_language_has_its_launcher_too(sandbox: Sandbox) -> None:
