@@ -3,13 +3,14 @@
 from functools import partial
 
 from ..harness.sandbox.session import Session
-from ..runner.settings import PauseSettings, SessionSettings
+from ..runner.settings import PauseSettings, PoolSettings, SessionSettings
 from .leak_checks import NOTES, LeakCheck, censuses, own_temporary_files, settled, told_at_once
 from .report import Report
 from .scratch import scratch_directory
 from .settings import Settings, sandbox
 
 _AT_ONCE = 8
+_LAUNCHER_CELLS = 100_000
 _WARM_UP = 25  # calls: what is made once, such as the branching process, is made in the first
 _STATE = "import sqlite3\ntaken, f = [0], open('notes', 'w+')\ndb = sqlite3.connect(':memory:')"
 _NEXT = "taken.append(taken[-1] + 1), f.write('x'), f.flush()\ntaken[-1]"
@@ -32,8 +33,10 @@ def _branches(settings: Settings) -> LeakCheck:
     """Branch a session eight times at once, call each branch, and close it."""
     rounds = settings.amount(10_000, 48) // _AT_ONCE or 1
     wrong: list[str] = []
+    # One launcher for all: no cell of its successor can become equal to the source's.
+    pool = PoolSettings(cells_per_launcher=_LAUNCHER_CELLS)
     with (
-        sandbox(settings, sessions=SessionSettings(alive=64)) as made,
+        sandbox(settings, pool, sessions=SessionSettings(alive=64)) as made,
         made.session() as source,
     ):
         source.execute(_STATE)
