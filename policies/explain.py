@@ -113,6 +113,8 @@ def _host_rules(policy: Policy) -> list[str]:
     found.append(
         f"tools: {tools.calls:,} calls of one execution, {tools.calls_per_second:,g} a second"
     )
+    if policy.evaluator.monty:
+        found.append("answer pure expressions by Monty, in a process outside every layer")
     if policy.isolation.kernel == "own":
         found.append("isolation: refuse to run under the kernel of the host")
     found += [f"packages: install {requirement}" for requirement in packages.require]

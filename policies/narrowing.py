@@ -6,6 +6,7 @@ import msgspec
 
 from .denied import denied_by, is_pattern
 from .policy import (
+    Evaluator,
     Filesystem,
     Http,
     Isolation,
@@ -68,6 +69,11 @@ def narrow(policy: Policy, by: Policy) -> Policy:
         isolation=Isolation(
             kernel="own" if "own" in (policy.isolation.kernel, by.isolation.kernel) else "any"
         ),
+        evaluator=Evaluator(
+            monty=policy.evaluator.monty
+            and by.evaluator.monty
+            and "own" not in (policy.isolation.kernel, by.isolation.kernel)
+        ),
         limits=_least(policy.limits, by.limits),
         validation=_stricter(policy.validation, by.validation),
         tools=narrow_tools(policy.tools, by.tools),
@@ -108,6 +114,11 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
         *(
             ("isolation.kernel: sharing the host's kernel",)
             if limit.isolation.kernel == "own" != policy.isolation.kernel
+            else ()
+        ),
+        *(
+            ("evaluator.monty: answering expressions outside a cell",)
+            if policy.evaluator.monty and not limit.evaluator.monty
             else ()
         ),
         *_limits(policy.limits, limit.limits),

@@ -193,6 +193,15 @@ class Validation(_Section, frozen=True):
     blocked_builtins: tuple[str, ...] = BLOCKED_BUILTINS
 
 
+class Evaluator(_Section, frozen=True):
+    """What may answer a program instead of a cell.
+
+    monty: Monty, an interpreter in a process outside every layer, may answer pure expressions
+    """
+
+    monty: bool = False
+
+
 class Policy(_Section, frozen=True):
     """The permissions and limits of a cell; policies/README.md explains every field.
 
@@ -200,6 +209,7 @@ class Policy(_Section, frozen=True):
     filesystem, processes, network, python, packages, syscalls: what programs may reach
     http: requests of the tool `http.request`
     isolation: the boundary that cells must have
+    evaluator: what may answer pure expressions instead of a cell
     limits: caps of one execution
     validation: source checks before a program runs
     tools: calls of the host's tools
@@ -217,6 +227,7 @@ class Policy(_Section, frozen=True):
     packages: Packages = Packages()
     syscalls: Syscalls = Syscalls()
     isolation: Isolation = Isolation()
+    evaluator: Evaluator = Evaluator()
     limits: Limits = Limits()
     validation: Validation = Validation()
     tools: Tools = Tools()
@@ -248,6 +259,11 @@ def check_policy(policy: Policy) -> Policy:
     if policy.isolation.kernel not in ("any", "own"):
         raise PolicyError(
             f'isolation.kernel: must be "any" or "own", got {policy.isolation.kernel!r}'
+        )
+    if policy.evaluator.monty and policy.isolation.kernel == "own":
+        raise PolicyError(
+            'evaluator.monty: cannot be combined with isolation.kernel = "own": its process has the '
+            "kernel of the host"
         )
     _check_network("network", policy.network)
     _check_network("http", policy.http)

@@ -95,6 +95,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     ended with this request.  `notices`: what was changed in the source, and what to use in place of
     lines that are not Python, made from the words of the program.  `workspace`: what became of the
     named one that it was given.  `connections`: to names of the network that the policy allows.
+    `evaluator`: "monty" if that answered, outside every layer, and no cell was made.
     """
 
     status: SandboxStatus
@@ -127,6 +128,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     session_lost: bool = False
     workspace: KeptWorkspace | None = None
+    evaluator: str = ""
 
     @property
     def ok(self) -> bool:

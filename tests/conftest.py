@@ -129,6 +129,7 @@ _NEEDS = {
     "tsc": (NODE_MODULES / "typescript" / "bin" / "tsc").is_file,
     "pyright": _pyright,
     "ruby": lambda: shutil.which("ruby") is not None,
+    "monty": lambda: importlib.util.find_spec("pydantic_monty") is not None,
     "gcc": lambda: shutil.which("gcc") is not None,
     "bwrap": lambda: shutil.which("bwrap") is not None,
     "runc": lambda: shutil.which("runc") is not None,

@@ -244,6 +244,7 @@ def test_every_dependency_is_imported_and_every_import_is_a_dependency() -> None
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
         "opentelemetry-sdk": "opentelemetry",
         "PyYAML": "yaml",
+        "pydantic-monty": "pydantic_monty",
         "pydantic-ai-slim": "pydantic_ai",
         "python-dotenv": "dotenv",
         "python-prctl": "prctl",

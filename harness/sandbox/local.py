@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
     from .egress import SandboxEgress
+    from .monty_evaluator import MontyEvaluator
     from .network import SandboxNetwork
     from .pausing.idle_pauses import IdlePauses
     from .pausing.pausing import Pausing
@@ -97,6 +98,7 @@ class LocalCells:
         root = given.cgroup_root
         cgroup_root = None if root is None else check_host_path("cgroup_root", root)
         self.audit = audit_log_of(given)
+        self._evaluator = _evaluator_of(self.policy)
         self._private = _private_calls(given, self.policy)
         self._tools = _sandbox_tools(given.tools, self.policy, self.audit, self._private)
         self._skills = _sandbox_skills(given.skills, self.policy)
@@ -179,6 +181,9 @@ class LocalCells:
         cancel: int,
     ) -> SandboxResult:  # fmt: skip
         def perform(language: str, request: Request) -> SandboxResult:
+            is_plain = language == PYTHON and not (wanted or given.packages)
+            if self._evaluator and is_plain and (answered := self._evaluator.evaluate(request)):
+                return answered
             lease = self._packaged.lease(
                 given.packages, language, request.limits.wall_seconds, cancel
             )
@@ -298,6 +303,8 @@ class LocalCells:
         if "_pausing" in vars(self):
             self._pausing.close()
         self._ports.close()
+        if self._evaluator:
+            self._evaluator.close()
         if self._egress:
             self._egress.close()
         self._release_packages()
@@ -316,6 +323,15 @@ def _checked_workspaces(
         if not isinstance(given, Workspaces):
             raise PolicyError(f"workspaces: must be Workspaces or their directory, got {given!r}")
     return given
+
+
+def _evaluator_of(policy: Policy) -> "MontyEvaluator | None":
+    """Return what answers pure expressions without a cell, if the policy allows that."""
+    if not policy.evaluator.monty:
+        return None
+    from .monty_evaluator import MontyEvaluator  # an extra
+
+    return MontyEvaluator(policy)
 
 
 def _private_calls(given: SandboxArguments, policy: Policy) -> "PrivateCalls | None":

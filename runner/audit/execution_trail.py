@@ -130,6 +130,8 @@ class ExecutionTrail:
         pool: dict[str, Any] = (
             {} if in_session else {"pool_hit": result.pool_hit}
         )  # a session has its cell
+        if result.evaluator:  # no cell was made
+            pool = {"evaluator": result.evaluator}
         if phases.resume:
             pool["resume_seconds"] = round(phases.resume, 6)
         return self.log.record(

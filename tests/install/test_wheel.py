@@ -231,6 +231,18 @@ def usable(name: str) -> str:
     return ""
 
 
+@pytest.mark.parametrize("name", [f"python3.{sys.version_info.minor}", *OTHERS])
+def test_the_sdist_works_with_each_python(sdist: Path, place: Path, name: str) -> None:
+    """Here the module in C is built by that Python."""
+    base = usable(name)
+    if not base:
+        pytest.skip(f"no {name} of PATH or pyenv starts, with pip and the headers")
+    made = installed(sdist, base, place / f"{name}-of-the-sdist")
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert run(made.with_name("cellwright"), "--version", cwd=place) == f"cellwright {version}\n"
+    assert run(made, "-I", "-c", WITH_A_TOOL, cwd=place).split() == ["42", "FileNotFoundError"]
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_wheel_works_with_another_python(wheel: Path, place: Path, name: str) -> None:
     base = usable(name)

@@ -10,6 +10,7 @@ from cellwright.policies.loading import load_policy, profile_names
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import (
     OPTIONAL_LAYERS,
+    Evaluator,
     Filesystem,
     Http,
     Isolation,
@@ -169,6 +170,9 @@ MORE = {
         syscalls=Syscalls(groups=("file_watching",))
     ),
     "isolation.kernel: sharing the host's kernel": Policy(),
+    "evaluator.monty: answering expressions outside a cell": Policy(
+        evaluator=Evaluator(monty=True)
+    ),
     "limits.processes: 65 instead of 64": Policy(limits=Limits(processes=65)),
     "validation.mode: off instead of advise": Policy(validation=Validation(mode="off")),
     "validation.blocked_builtins: exec is not among them": Policy(
