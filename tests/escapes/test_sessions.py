@@ -24,6 +24,7 @@ from cellwright import (
 )
 from cellwright.harness.sandbox import sessions as session_module
 from cellwright.policies.policy import Limits
+from cellwright.runner.cgroups.tree import NoCgroup
 from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode
 from cellwright.runner.sessions import Sessions
@@ -357,7 +358,9 @@ def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> No
     given_back: list[object] = []
     sessions, held = (
         Sessions(SessionSettings()),
-        SimpleNamespace(workspace_at_rest=None, egress=None),
+        SimpleNamespace(
+            cell=SimpleNamespace(cgroup=NoCgroup()), workspace_at_rest=None, egress=None
+        ),
     )
     sessions.close()
     with pytest.raises(ClosedError, match="the sandbox was closed"):
