@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -22,18 +22,20 @@ from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
 from .generation import NO_FILES, Generation
 from .held_cell import HeldCell
-from .launcher_claim import LauncherClaim
 from .messages import Ended
 from .outcome import Count, conclude
 from .pool import Pool
 from .request import Request
 from .result import SandboxResult
-from .session import SessionCell
-from .sessions import Sessions
 from .settings import PoolSettings
 from .shared_files import SharedFiles
 from .spawn import Spawned
 from .watching.supervision import Observation
+
+if TYPE_CHECKING:
+    from .launcher_claim import LauncherClaim
+    from .session import SessionCell
+    from .sessions import Sessions
 
 Keep = Callable[[int], None]
 _Result = TypeVar("_Result")
@@ -173,7 +175,9 @@ class Supervisor:
         if os.getpid() != self._owner:
             raise ClosedError("the sandbox was made before this process was forked")
 
-    def open_session(self, sessions: Sessions, claim: LauncherClaim | None = None) -> SessionCell:
+    def open_session(
+        self, sessions: "Sessions", claim: "LauncherClaim | None" = None
+    ) -> "SessionCell":
         """Return a cell that lives across requests, one of `sessions`, of the launcher of `claim` if
         there is one; raises BusyError if too many do, LaunchError."""
         self._require_owner()
@@ -182,7 +186,7 @@ class Supervisor:
         plan = held.plan
         return sessions.admit(held, plan.layers, limits, self._pool.give_back, plan.language)
 
-    def _cell_of(self, claim: LauncherClaim | None) -> HeldCell:
+    def _cell_of(self, claim: "LauncherClaim | None") -> HeldCell:
         if claim and claim.launcher_id != self._generation.id:
             return claim.make()
         held = self._pool.lease()
@@ -194,7 +198,7 @@ class Supervisor:
         return held or self._while_launchers_die(self._make_one)
 
     @contextlib.contextmanager
-    def fresh_cell(self, claim: LauncherClaim | None = None) -> Iterator[HeldCell]:
+    def fresh_cell(self, claim: "LauncherClaim | None" = None) -> Iterator[HeldCell]:
         """Lend a cell in which nothing has run, and take it down afterwards; raises LaunchError."""
         self._require_owner()
         held = self._cell_of(claim)

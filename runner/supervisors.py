@@ -6,19 +6,21 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..policies.errors import ClosedError
 from ..policies.languages import PYTHON, interpreter_of
 from ..policies.policy import Policy
 from .egress_process import EgressProcess
-from .launcher_claim import LauncherClaim
-from .session import SessionCell
-from .sessions import Sessions
 from .settings import PoolSettings, SessionSettings
 from .shared_files import SKILLS, SharedFiles
 from .spawn import Spawned
 from .supervisor import Supervisor, SupervisorState
+
+if TYPE_CHECKING:
+    from .launcher_claim import LauncherClaim
+    from .session import SessionCell
+    from .sessions import Sessions
 
 OTHERS_CELLS = 2  # of a pool that is not the first
 
@@ -99,8 +101,8 @@ class Supervisors:
             return self._others[language]
 
     def open_session(
-        self, supervisor: Supervisor, claim: LauncherClaim | None = None
-    ) -> SessionCell:
+        self, supervisor: Supervisor, claim: "LauncherClaim | None" = None
+    ) -> "SessionCell":
         """Return a session cell of a supervisor, which may be that of a set of packages; of the
         launcher of `claim`, if there is one.
 
@@ -113,7 +115,9 @@ class Supervisors:
         long."""
         self._counted().make_room(patience_seconds)
 
-    def _counted(self) -> Sessions:
+    def _counted(self) -> "Sessions":
+        from .sessions import Sessions  # a command that runs one program opens none
+
         with self._lock:
             if self._closed:
                 raise ClosedError("the sandbox was closed")

@@ -1,6 +1,7 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
 import os
+import threading
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,6 @@ from .checks import (
     check_sessions,
     check_user,
 )
-from .open_sessions import OpenSessions
 from .packaged import PackagedCells
 from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
@@ -46,8 +46,6 @@ from .sandbox_arguments import (
     python_of,
     with_store_of,
 )
-from .session import Session
-from .sessions import SessionServices, SkillReplay
 
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
@@ -57,12 +55,14 @@ if TYPE_CHECKING:
     from .egress import SandboxEgress
     from .monty_evaluator import MontyEvaluator
     from .network import SandboxNetwork
+    from .open_sessions import OpenSessions
     from .pausing.idle_pauses import IdlePauses
     from .pausing.pausing import Pausing
     from .private import PrivateCalls
     from .pythons import HostPython
     from .sandbox_skills import SandboxSkills
     from .sandbox_tools import Offered, SandboxTools
+    from .session import Session
     from .workspaces.calls import NamedWorkspace
     from .workspaces.store import Workspaces
 
@@ -125,12 +125,12 @@ class LocalCells:
         self._ports = SandboxPorts()
         self._programs = Programs(self._ports)
         try:
-            self._serve(rules, sessions, SkillReplay(settings.replaying, self._skills))
+            self._serve(rules, sessions, settings)
         except BaseException:
             self.close()
             raise
 
-    def _serve(self, rules: Rules, sessions: SessionSettings, replay: SkillReplay) -> None:
+    def _serve(self, rules: Rules, sessions: SessionSettings, settings: SupervisorSettings) -> None:
         """Make what requests and sessions of the started launcher pass through."""
         trail = _trail_of(self.audit, self.plan)
         self._pipeline = RequestPipeline(
@@ -140,14 +140,34 @@ class LocalCells:
             self._skills.has_tool = self._pipeline.has_tool
             self._pipeline.on_failure = self._skills.note
             self._skills.execute = lambda given: self.execute(given, None, NEVER)
-        self._sessions = OpenSessions(
+        self._opening = threading.Lock()
+        self._open_sessions: OpenSessions | None = None
+        self._make_sessions = partial(self._made_sessions, sessions, settings)
+        if sessions.pauses:
+            _ = self._sessions  # it looks for idle ones from now on
+        if self._egress:
+            self._egress.listen()
+
+    @property
+    def _sessions(self) -> "OpenSessions":
+        """The sessions, of which a command that runs one program imports nothing."""
+        with self._opening:
+            self._open_sessions = self._open_sessions or self._make_sessions()
+            return self._open_sessions
+
+    def _made_sessions(
+        self, sessions: SessionSettings, settings: SupervisorSettings
+    ) -> "OpenSessions":
+        from .open_sessions import OpenSessions
+        from .sessions import SessionServices, SkillReplay
+
+        replay = SkillReplay(settings.replaying, self._skills)
+        return OpenSessions(
             self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
             SessionServices(
                 sessions, self._branching, lambda: self._pausing, _idle_pauses(sessions), replay
             ),
         )  # fmt: skip
-        if self._egress:
-            self._egress.listen()
 
     def _way_out(self, user: int | str | None) -> "SandboxEgress | None":
         """Return what leads cells to hosts, if the policy allows them any."""
@@ -215,7 +235,7 @@ class LocalCells:
 
         return self._programs.start(work)
 
-    def session(self, given: SessionArguments) -> Session:
+    def session(self, given: SessionArguments) -> "Session":
         return self._sessions.open(given, self._wanted(given))
 
     @cached_property
@@ -224,7 +244,7 @@ class LocalCells:
 
         return Pausing(self._pauses, self._branching)
 
-    def resume(self, token: str) -> Session:
+    def resume(self, token: str) -> "Session":
         return self._sessions.resume(token)
 
     def discard(self, token: str) -> None:
@@ -289,13 +309,14 @@ class LocalCells:
         return (False, str(findings[0])) if findings else (True, None)
 
     def state(self) -> SupervisorsState:
-        return self._supervisors.state()._replace(paused=self._sessions.paused())
+        paused = self._open_sessions.paused() if self._open_sessions else 0
+        return self._supervisors.state()._replace(paused=paused)
 
     def settle(self) -> None:
         self._packaged.settle()
 
     def close(self) -> None:
-        if "_sessions" in vars(self):
+        if vars(self).get("_open_sessions"):
             self._sessions.close()
         self._programs.close()
         self._packaged.close()

@@ -249,7 +249,7 @@ def test_a_frozen_session_is_thawed_and_branched() -> None:
     with Sandbox(policy=policy_named("strict"), sessions=settings) as box, box.session() as source:
         source.execute("x = 1")
         cell = source._cell  # type: ignore[attr-defined]
-        cell._freeze(0.0)
+        assert cell.freeze()
         (branch,) = branches(source)
         assert value(branch, "x") == value(source, "x") == 1
 
@@ -324,8 +324,8 @@ def test_a_branch_has_the_cpu_time_that_its_source_had_left() -> None:
             "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
         )
         (branch,) = branches(source)
-        cell = branch._cell  # type: ignore[attr-defined]
-        assert cell._cpu_before > 0.25  # the kernel counts a cgroup by a clock of its own
+        turns = branch._cell._turns  # type: ignore[attr-defined]
+        assert turns.cpu_before > 0.25  # the kernel counts a cgroup by a clock of its own
 
 
 STEPS = (
