@@ -5,6 +5,7 @@ can be reached by the name that is allowed.
 """
 
 import base64
+import contextlib
 import os
 import signal
 import socket
@@ -486,7 +487,9 @@ def test_connections_go_through_the_hosts_proxy_if_the_policy_says_so(
     ):
         found, result = value(box, server, code)
         process = Path("/proc", str(inspect(box).egress_pid()))
-        processes = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        processes = (process / "cmdline").read_bytes()
+        with contextlib.suppress(PermissionError):  # only root may read it
+            processes += (process / "environ").read_bytes()
     assert found == ["5", "ECONNRESET", "gaierror"]
     assert [line.split(b"\r\n")[0] for line in asked] == [
         f"CONNECT {NAME}:{server.port} HTTP/1.1".encode(),
