@@ -11,7 +11,7 @@ import pytest
 
 from cellwright import Sandbox
 from cellwright.policies.policy import Policy
-from cellwright.runner import generation
+from cellwright.runner import launch
 
 ALLOW_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # ret SECCOMP_RET_ALLOW
 
@@ -21,9 +21,9 @@ def sandbox_with_plan(
     monkeypatch: pytest.MonkeyPatch, policy: Policy, **changes: Any
 ) -> Iterator[Sandbox]:
     """A sandbox whose plan was changed after it was compiled, as no policy could."""
-    compiled = generation.plan_for
+    compiled = launch.plan_for
     monkeypatch.setattr(
-        generation,
+        launch,
         "plan_for",
         lambda *given, **named: msgspec.structs.replace(compiled(*given, **named), **changes),
     )
