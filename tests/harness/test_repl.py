@@ -18,6 +18,7 @@ from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
 COMMAND = [sys.executable, "-m", "cellwright", "repl", *OPTIONS]
+_PATIENCE = 300.0 if "CELLWRIGHT_TEST_EMULATED" in os.environ else 60.0
 _SELECT = ("23", "270") if os.uname().machine == "x86_64" else ("72",)  # select(2), pselect6(2)
 # A terminal is given to who opens it as the leader of a session; then Ctrl-C is its.
 ADOPT = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -51,7 +52,7 @@ class Screen:
 
     def until(self, wanted: str) -> str:
         """Wait until something is shown; return what was shown before it."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + _PATIENCE
         while (at := self._shown.find(wanted.encode())) < 0:
             ready, _, _ = select.select([self._ours], [], [], max(0, deadline - time.monotonic()))
             assert ready, f"{wanted!r} was not shown, but {self._shown!r}"
