@@ -65,7 +65,7 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str, policy: str | N
     )  # fmt: skip
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     add_connect(parser)
-    _add_backend(parser)
+    add_backend(parser)
     add_policy(parser, default=policy or "strict")
     parser.set_defaults(policy=policy)
     add_packages(parser)
@@ -79,7 +79,7 @@ def add_connect(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_backend(parser: argparse.ArgumentParser) -> None:
+def add_backend(parser: argparse.ArgumentParser) -> None:
     """Add --backend, --runtime and --rootfs."""
     parser.add_argument(
         "--backend", choices=("cells", "oci"),

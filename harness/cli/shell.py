@@ -19,7 +19,7 @@ from ..sandbox.terminal import Terminal
 from ..text.escape_sequences import TerminalFilter
 from .options import AUDIT_HELP, add_policy, add_skills
 from .packages import add_packages, packages_of_calls
-from .sandbox import add_connect, sandbox_of
+from .sandbox import add_backend, add_connect, sandbox_of
 
 _PROFILE = "workshop"
 _INPUT, _OUTPUT = 0, 1
@@ -40,6 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--audit", metavar="FILE", help=AUDIT_HELP)
     add_connect(parser)
+    add_backend(parser)
     add_policy(parser, default=_PROFILE)
     add_packages(parser)
     add_skills(parser, "show programs, below /skills,")

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+from .. import channel
 from ..kernel import tracing
 from ..kernel.tracing import Places, TransferRoom
 from .layout import MAPS_BYTES, Mapping, NotCopyable, parse
@@ -17,6 +18,7 @@ _RECEIVING_FROM = 3  # the descriptor on which a session waits for its next requ
 _BELOW_STACK = 16 * 1024
 _MOST_CALLS = 64  # between the answer of a request and waiting for the next one
 _MOST_SECONDS = 1.0  # meanwhile; other sessions' branches wait for this one
+_DYING_SECONDS = 1.0  # between SIGKILL and the end of a process
 _MOST_ERRNO = 4095
 _SMALL = 64 * 1024  # of a file of /proc
 _MOST_WRITTEN = 0x7FFFF000  # by one call: write(2)
@@ -205,11 +207,15 @@ class Traced:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Detach.  If it was killed meanwhile take note of that, or its parent never hears of it."""
+        """Detach.  If it was killed meanwhile take note of that, or its parent never hears of it.
+
+        One that runs, because it did not stop in time, cannot be detached from: our end does that.
+        """
         try:
             tracing.let_go(self.pid, self._signal)
         except ProcessLookupError:
-            tracing.reap(self.pid)
+            if channel.has_news(self._pidfd, _DYING_SECONDS):
+                tracing.reap(self.pid)
 
 
 def _left(places: Places, done: int) -> Iterator[tuple[tuple[int, int], int]]:

@@ -4,13 +4,16 @@ import os
 import resource
 from pathlib import Path
 
+from ...policies.errors import LaunchError
 from ...policies.host import Host, Kernel
 from ..kernel import landlock
 
 
 def probe_host(cgroups: dict[str, str], kernel: Kernel = "shared") -> Host:
     """Return the facts for the policy compiler; `cgroups` is `CgroupTree.missing`, `kernel` that of
-    cells."""
+    cells.  Raises LaunchError on a host whose /proc is not mounted: most facts are read there."""
+    if not os.path.exists("/proc/self/status"):
+        raise LaunchError("/proc is not mounted", "mount -t proc proc /proc")
     return Host(
         machine=os.uname().machine,
         user_namespaces=_why_no_user_namespaces(),

@@ -247,7 +247,7 @@ def test_a_forged_state_is_refused_or_contained(
         with contextlib.suppress(PauseError, SessionLost):
             resumed = sandbox.resume(token)
         if resumed:
-            with resumed, contextlib.suppress(SessionLost, ProcessLookupError, FileNotFoundError):
+            with resumed, contextlib.suppress(SessionLost, OSError):  # it may end at any moment
                 expected, seen = seen_from_outside(neighbour), seen_from_outside(resumed)
                 assert {key: seen[key] for key in seen.keys() - OWN} == {
                     key: expected[key] for key in expected.keys() - OWN

@@ -249,7 +249,7 @@ def _say(dice: random.Random, sock: socket.socket, valid: tuple[msgspec.Struct, 
 def _packets(dice: random.Random, frame: bytes) -> list[bytes]:
     match dice.randrange(40):
         case 0:
-            return [channel._MORE + frame[:2], channel._LAST + frame[2:]]
+            return [channel._MORE + frame[:2], channel.LAST + frame[2:]]
         case 1:
             return [channel._MORE + frame[:1], channel._MORE]
         case 2:
@@ -257,7 +257,7 @@ def _packets(dice: random.Random, frame: bytes) -> list[bytes]:
         case 3:
             return [channel._MORE + b"x" * 60_000]  # and no end
         case 4:
-            return [channel._LAST + frame + bytes(channel.PACKET_BYTES)]
+            return [channel.LAST + frame + bytes(channel.PACKET_BYTES)]
         case _:
             return channel.packets(frame)
 

@@ -115,7 +115,7 @@ async def test_odd_names_are_names(session: Any, name: str) -> None:
         await session.read(Path(name))
 
 
-@pytest.mark.parametrize("name", ["a\0b", "\udce9", "n" * 300, "n" * 10_000_000])
+@pytest.mark.parametrize("name", ["a\0b", "n" * 300, "n" * 10_000_000])
 async def test_impossible_names_are_errors_of_the_sdk(session: Any, name: str) -> None:
     with pytest.raises(SandboxError):
         await session.write(Path(name), io.BytesIO(b"x"))

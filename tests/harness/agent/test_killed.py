@@ -1,16 +1,19 @@
 """An agent that is killed at every step: the next process reaches the same end, and calls nothing twice."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import OPTIONAL
-from tests.model_server import Exchange, ModelServer, said, serving
+from tests.model_server import Exchange, ModelServer, answer_with, said, serving
 
 TOKEN = re.compile(r"pii_email_\w+")
 TOOLS = """
@@ -134,19 +137,25 @@ def test_another_process_has_the_tokens_of_the_first_from_the_file_of_values(
 
 
 def test_another_process_does_not_take_up_a_run_that_is_worked_on(tmp_path: Path) -> None:
-    with serving(SCRIPT) as server:
+    asked, released = threading.Event(), threading.Event()
+
+    def late(exchange: Exchange) -> None:
+        asked.set()
+        released.wait(60)
+        answer_with(SCRIPT[0], exchange)
+
+    with serving([late, *SCRIPT[1:]]) as server:
         processes = Processes(server, tmp_path)
         with processes.start("run", "t") as process:
             assert process.stdout
             run = json.loads(process.stdout.readline())["text"]
-            import os
-            import signal
-
+            assert asked.wait(60)  # it is stopped while it waits, not while it writes
             os.kill(process.pid, signal.SIGSTOP)
             try:
                 with processes.start("resume", run) as second:
                     status = second.wait()
             finally:
+                released.set()
                 os.kill(process.pid, signal.SIGCONT)  # else a failure waits for it without end
             assert status == 2
             assert json.loads(process.stdout.read().splitlines()[-1])["answer"] == DONE
