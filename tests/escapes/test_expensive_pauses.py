@@ -2,6 +2,7 @@
 states that are forged, copied or rolled back: what the supervisor spends is bounded, and nothing else
 than the session comes back."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from cellwright import PauseError, PauseSettings, Sandbox, Session, SessionSettings
+from cellwright import BusyError, PauseError, PauseSettings, Sandbox, Session, SessionSettings
 from cellwright.harness.sandbox.pausing import pausing
 from cellwright.harness.sandbox.pausing.pausing import Pausing
 from cellwright.harness.sandbox.pausing.state_file import PauseToken
-from tests.conftest import policy_named
+from tests.conftest import policy_named, soon
 from tests.harness.test_branching import value
 from tests.harness.test_idle_pauses import pause, states
 
@@ -59,6 +60,18 @@ def sandbox(directory: Path) -> Iterator[Sandbox]:
 
 def why_not(session: Session) -> str:
     """Try to keep a session as an idle one is, and return why that is refused."""
+    told: list[str] = []
+
+    def tried() -> bool:
+        with contextlib.suppress(BusyError):  # while what the guest attempts is answered
+            told.append(_why_not(session))
+        return bool(told)
+
+    assert soon(tried)
+    return told[0]
+
+
+def _why_not(session: Session) -> str:
     returning = session._returning  # type: ignore[attr-defined]
     try:
         with returning._pausing().kept(returning.here, is_use=False):

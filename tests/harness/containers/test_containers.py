@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -213,7 +214,13 @@ def test_a_container_that_was_killed_is_replaced(runtime: str) -> None:
     with oci(runtime, pool=0) as sandbox:
         assert sandbox.execute("1").value == 1
         (first,) = bundles() - before
-        os.kill(inspect(sandbox).supervisor.generation.launcher.keeper, signal.SIGKILL)
+        keeper = inspect(sandbox).supervisor.generation.launcher.keeper
+        pidfd = os.pidfd_open(keeper)
+        os.kill(keeper, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 60)[
+            0
+        ]  # which the first process of a container ends last
+        os.close(pidfd)
         assert sandbox.execute("2").value == 2
         (second,) = bundles() - before
         assert second != first
