@@ -138,7 +138,7 @@ def test_each_call_can_have_an_address_layout_of_its_own() -> None:
 def test_phases_add_up_to_the_call(strict: Sandbox) -> None:
     result = strict.execute("1 + 1")
     phases = [getattr(result.phases, name) for name in result.phases.__struct_fields__]
-    assert len(phases) == 5
+    assert len(phases) == 6
     assert all(phase >= 0 for phase in phases)
     assert sum(phases) == pytest.approx(result.execution_time)
 
