@@ -16,6 +16,7 @@ from cellwright.harness.tools.caller import Caller, Tool
 from cellwright.policies.tools import Tools
 from cellwright.runner import channel
 from cellwright.runner.messages import Call
+from cellwright.runner.watching import guest_channel
 from tests.conftest import policy_named, soon
 
 NUMBERS = {
@@ -585,8 +586,13 @@ def test_no_byte_of_a_credential_enters_a_cell(monkeypatch: pytest.MonkeyPatch) 
         went_in.append(packet)
         _send_packet(sock, packet, descriptors)
 
-    _send_packet = channel.send_packet
+    def encode(answer: Any) -> bytes:
+        went_in.append(encoded := _encode(answer))
+        return encoded
+
+    _send_packet, _encode = channel.send_packet, guest_channel.encode
     monkeypatch.setattr(channel, "send_packet", send_packet)
+    monkeypatch.setattr(guest_channel, "encode", encode)  # of answers
     tool = Tool(spec("use", credentials={"key": "K"}), use)
     broker = Broker(Offer([tool]), vault=Vault({"K": secret}), audit=trail)
     with Sandbox(policy=policy_named("strict"), tools=broker, pool=0, audit=trail) as sandbox:
