@@ -19,6 +19,7 @@ from cellwright.runner.branching.pages import (
 )
 from cellwright.runner.branching.traced import Traced
 from cellwright.runner.kernel import libc
+from tests.forked import forked
 
 AT = 16  # the number of the first page
 PRESENT, SWAPPED, OF_FILE, ONCE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
@@ -55,12 +56,8 @@ def test_what_differs_is_told_by_the_page_maps(name: str) -> None:
 
 
 def test_a_process_that_was_killed_is_not_taken_for_one_without_pages() -> None:
-    pid = os.fork()
-    if not pid:
-        signal.pause()
-    page_map = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with forked(signal.pause) as process:
+        page_map = os.open(f"/proc/{process.pid}/pagemap", os.O_RDONLY)
     with pytest.raises(ProcessLookupError):
         pages.entries_of(page_map, AT * PAGE_BYTES, 1)
     os.close(page_map)
@@ -100,20 +97,20 @@ def region() -> Region:
 def child(region: Region) -> Iterator[Memory]:
     """A child, to whom the eighth page of the region is closed."""
     ready, told = os.pipe()
-    pid = os.fork()
-    if not pid:
+
+    def wait() -> None:
         libc.call("mprotect", libc.ctypes.c_void_p(region.address + 8 * PAGE_BYTES), PAGE_BYTES, 0)
         os.write(told, b"x")
         while True:
             signal.pause()
-    os.read(ready, 1)
-    os.close(ready)
-    os.close(told)
-    process = Memory(pid)
-    yield process
-    process.close(dies=False)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+
+    with forked(wait) as started:
+        os.close(told)
+        assert os.read(ready, 1)
+        os.close(ready)
+        process = Memory(started.pid)
+        yield process
+        process.close(dies=False)
 
 
 def test_pages_that_differ_are_found_in_runs(region: Region, child: Memory) -> None:
