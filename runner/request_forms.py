@@ -9,7 +9,8 @@ which makes the shell report how the request ended.
 
 import re
 import shlex
-from typing import NamedTuple
+
+import msgspec
 
 from ..policies.languages import LANGUAGES, PYTHON, TOOL_CLIENT, as_environment
 from .messages import InputFile, RunProgram, Start, encode
@@ -36,7 +37,7 @@ _NOT_PLAIN = re.compile(rb"[^ -$&(-,.-\[\]-~]")  # control characters, % ' - \ a
 _FIRST = 0  # starting the interpreter counts as a request
 
 
-class RequestForm(NamedTuple):
+class RequestForm(msgspec.Struct, frozen=True):
     """The bytes for the control channel, the bytes for standard input, and the line that is sent
     there again if the program is interrupted."""
 
