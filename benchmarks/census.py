@@ -1,6 +1,7 @@
 """A census of what exists now: processes, cgroups, mounts, namespaces, descriptors, memory."""
 
 import contextlib
+import ctypes
 import glob
 import os
 import tempfile
@@ -10,7 +11,6 @@ from typing import NamedTuple
 
 from ..harness.sandbox.inspection import LauncherPids, inspect
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.kernel import libc
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1024 * 1024
@@ -137,13 +137,13 @@ def use_one_heap() -> None:
     same; with one heap it is 24 (measured).
     """
     with contextlib.suppress(AttributeError):  # another C library than GNU's
-        libc.call("mallopt", _M_ARENA_MAX, 1)
+        ctypes.PyDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _trim_heap() -> None:
     """Give back what is free in our heap."""
     with contextlib.suppress(AttributeError):
-        libc.call("malloc_trim", 0)
+        ctypes.PyDLL(None).malloc_trim(0)
 
 
 def _anonymous_bytes(pid: int) -> int:

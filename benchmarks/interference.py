@@ -89,11 +89,11 @@ def _is_below(pid: int, top: int, processes: dict[int, ProcessStat]) -> bool:
 def adopted_orphans() -> Iterator[None]:
     """Be the parent of processes whose parent ends, such as the one that bubblewrap does not wait for:
     else their time would count as others'."""
-    libc.call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.syscall("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        libc.call("prctl", _PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        libc.syscall("prctl", _PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         reap_orphans()
 
 

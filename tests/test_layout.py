@@ -173,14 +173,12 @@ def test_the_parser_of_imports_sees_them() -> None:
     assert "harness/cli/main" in imports_of(ROOT / "cellwright/__main__.py")
 
 
-def test_ctypes_stays_in_the_kernel_folder() -> None:
+def test_nothing_that_runs_cells_imports_ctypes() -> None:
     users = {
         name_of(path) for path in MODULES
         if any(each.split("/")[0] in ("ctypes", "_ctypes", "cffi") for each in imports_of(path))
     }  # fmt: skip
-    outside = {name for name in users if not name.startswith("runner/kernel/")}
-    assert outside <= SCRIPTS
-    assert users - outside
+    assert users == SCRIPTS | {"benchmarks/census.py"}  # which asks the allocator for memory back
 
 
 def test_a_script_imports_nothing_of_ours() -> None:

@@ -3,8 +3,8 @@
 import struct
 
 from . import libc
+from .libc import AT_FDCWD
 
-_AT_FDCWD = -100
 _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x01, 0x02, 0x04, 0x08
 _NO_LINKS = _NO_MAGICLINKS | _NO_SYMLINKS
 _OPEN_HOW = struct.Struct("=QQQ")
@@ -28,7 +28,7 @@ def open_inside(directory: int, path: bytes, flags: int) -> int:
 
 def open_plain(path: bytes, flags: int) -> int:
     """Open the absolute `path`, which must lead through no link; raises OSError."""
-    return _open(_AT_FDCWD, path, flags, _NO_LINKS)
+    return _open(AT_FDCWD, path, flags, _NO_LINKS)
 
 
 def open_from(directory: int, path: bytes, flags: int) -> int:
@@ -37,5 +37,5 @@ def open_from(directory: int, path: bytes, flags: int) -> int:
 
 
 def _open(directory: int, path: bytes, flags: int, resolve: int) -> int:
-    how = libc.buffer(_OPEN_HOW.pack(flags, 0, resolve))
+    how = bytearray(_OPEN_HOW.pack(flags, 0, resolve))
     return libc.syscall("openat2", directory, path, how, _OPEN_HOW.size)

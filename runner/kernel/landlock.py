@@ -4,8 +4,11 @@ import os
 import struct
 
 from . import libc
-from .mounts import AT_FDCWD
-from .steps import Descriptor, SystemCalls
+from .libc import AT_FDCWD
+
+TYPE_CHECKING = False  # a supervisor asks for the ABI alone
+if TYPE_CHECKING:
+    from .steps import Descriptor, SystemCalls
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -64,7 +67,7 @@ def _ruleset(version: int, deny_tcp: bool) -> bytes:
 
 
 def restrict(
-    do: SystemCalls[Descriptor], version: int, rules: list[tuple[str, int]], deny_tcp: bool
+    do: "SystemCalls[Descriptor]", version: int, rules: list[tuple[str, int]], deny_tcp: bool
 ) -> None:
     """Make the calls that allow a process, from then on, only `rules`: (path, rights beneath it)."""
     attributes = _ruleset(version, deny_tcp)

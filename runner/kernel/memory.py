@@ -4,6 +4,7 @@ See proc_pid_maps(5), proc_pid_pagemap(5) and proc_pid_mem(5).  A process that i
 made so before it reads these of itself.
 """
 
+import contextlib
 import os
 import struct
 
@@ -41,9 +42,15 @@ def share_page_tables(used: bytes) -> None:
             if within:
                 os.pwrite(memory, os.pread(memory, 1, start), start)
             for place, length in within:
-                libc.advise(place, min(length, end - place), _MADV_POPULATE_READ)
+                _advise(place, min(length, end - place), _MADV_POPULATE_READ)
     finally:
         os.close(memory)
+
+
+def _advise(start: int, length: int, advice: int) -> None:
+    """Give advice that the kernel need not take (madvise(2))."""
+    with contextlib.suppress(OSError):
+        libc.syscall("madvise", start, length, advice)
 
 
 def _packed(mappings: list[Range]) -> bytes:

@@ -7,9 +7,9 @@ import os
 import struct
 
 from . import libc
+from .libc import AT_FDCWD
 from .steps import Descriptor, SystemCalls
 
-AT_FDCWD = -100
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
@@ -77,14 +77,14 @@ def clone_opened(descriptor: int) -> int:
 
 def restrict(mount: int, attributes: int) -> None:
     """Set `attributes` on a detached mount and everything below it."""
-    data = libc.buffer(_MOUNT_ATTR.pack(attributes, 0, 0, 0))
+    data = bytearray(_MOUNT_ATTR.pack(attributes, 0, 0, 0))
     flags = _AT_EMPTY_PATH | _AT_RECURSIVE
     libc.syscall("mount_setattr", mount, b"", flags, data, _MOUNT_ATTR.size)
 
 
 def make_read_only(path: str) -> None:
     """Set the mount at `path`, and only that one, read-only."""
-    data = libc.buffer(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
+    data = bytearray(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
     libc.syscall(
         "mount_setattr", AT_FDCWD, os.fsencode(path), 0, data, _MOUNT_ATTR.size, about=path
     )
@@ -92,7 +92,7 @@ def make_read_only(path: str) -> None:
 
 def make_opened_read_only(descriptor: int) -> None:
     """Set the mount that `descriptor` has open, and only that one, read-only."""
-    data = libc.buffer(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
+    data = bytearray(_MOUNT_ATTR.pack(RDONLY, 0, 0, 0))
     libc.syscall("mount_setattr", descriptor, b"", _AT_EMPTY_PATH, data, _MOUNT_ATTR.size)
 
 
@@ -107,17 +107,17 @@ def attach_opened(mount: int, target: int) -> None:
 
 def detach(target: str) -> None:
     """Take away what was mounted last at `target`."""
-    libc.call("umount2", os.fsencode(target), _MNT_DETACH, about=target)
+    libc.syscall("umount2", os.fsencode(target), _MNT_DETACH, about=target)
 
 
 def make_private() -> None:
     """Stop mount events from crossing between this mount namespace and the one it was copied from."""
-    libc.call("mount", None, b"/", None, _MS_REC_PRIVATE, None)
+    libc.syscall("mount", None, b"/", None, _MS_REC_PRIVATE, None)
 
 
 def pivot_into(root: str) -> None:
     """Make `root`, a mount point, the root directory and forget everything outside it."""
     os.chdir(root)
     libc.syscall("pivot_root", b".", b".", about=root)
-    libc.call("umount2", b".", _MNT_DETACH)
+    libc.syscall("umount2", b".", _MNT_DETACH)
     os.chdir("/")

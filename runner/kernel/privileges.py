@@ -63,8 +63,8 @@ def become(uid: int) -> None:
 
 def sethostname(name: str) -> None:
     data = name.encode()
-    libc.call("sethostname", data, len(data))
-    libc.call("setdomainname", data, len(data))
+    libc.syscall("sethostname", data, len(data))
+    libc.syscall("setdomainname", data, len(data))
 
 
 def install_seccomp_filter(

@@ -1,12 +1,11 @@
 """Processes and namespaces: clone, setns, unshare, close_range."""
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import os
-import signal
-import struct
 from collections.abc import Iterator
 
-from . import libc
+from . import _steps, libc
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -16,25 +15,20 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 _CLONE_VM, _CLONE_FS, _CLONE_FILES = 0x00000100, 0x00000200, 0x00000400
-_CLONE_PIDFD = 0x00001000
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # personality(2)
 _ASK = 0xFFFFFFFF
-
-_PIDFD = struct.Struct("=i")
-_STACK_BYTES = 4096
-_stack = libc.buffer(bytes(_STACK_BYTES))  # of all that sleep: none ever returns to it
 
 
 @contextlib.contextmanager
 def without_randomized_addresses() -> Iterator[None]:
     """Have what this thread starts meanwhile do without a random address layout."""
-    before = libc.call("personality", _ASK)
-    libc.call("personality", before | _ADDR_NO_RANDOMIZE)
+    before = libc.syscall("personality", _ASK)
+    libc.syscall("personality", before | _ADDR_NO_RANDOMIZE)
     try:
         yield
     finally:
-        libc.call("personality", before)
+        libc.syscall("personality", before)
 
 
 def sleeper(flags: int) -> tuple[int, int]:
@@ -44,11 +38,10 @@ def sleeper(flags: int) -> tuple[int, int]:
     It is in pause(2) and executes nothing else, so it can share our memory and descriptors, and
     costs next to nothing.  If we ignore SIGCHLD so does it.
     """
-    pidfd = libc.buffer(_PIDFD.pack(-1))
-    flags |= _CLONE_VM | _CLONE_FS | _CLONE_FILES | _CLONE_PIDFD | signal.SIGCHLD
-    top = libc.address(_stack) + _STACK_BYTES
-    pid = libc.call("clone", libc.function("pause"), top, flags, None, pidfd)
-    return pid, _PIDFD.unpack(pidfd.raw)[0]
+    try:
+        return _steps.sleeper(flags | _CLONE_VM | _CLONE_FS | _CLONE_FILES | _signal.SIGCHLD)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, "clone") from None
 
 
 def copy_descriptor(process: int, descriptor: int) -> int:
@@ -60,11 +53,11 @@ def copy_descriptor(process: int, descriptor: int) -> int:
 def enter(namespace: int, kind: int = 0) -> None:
     """Move into the namespace that a descriptor stands for, of a `kind` such as CLONE_NEWNET or of any;
     into a pid namespace it is our children that move (setns(2))."""
-    libc.call("setns", namespace, kind)
+    libc.syscall("setns", namespace, kind)
 
 
 def unshare(flags: int) -> None:
-    libc.call("unshare", flags)
+    libc.syscall("unshare", flags)
 
 
 def close_range(first: int, last: int) -> None:

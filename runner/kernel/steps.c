@@ -976,7 +976,78 @@ static PyObject *steps_rehearse(PyObject *Py_UNUSED(module), PyObject *arguments
     return pages;
 }
 
+/* system calls that are made at once, for libc.py */
+
+/* What the kernel is given for `argument`; -1 with an exception for what is no argument.  Bytes are read in
+ * place, a bytearray is written too. */
+static int as_argument(PyObject *argument, long *value)
+{
+    if (argument == Py_None)
+        *value = 0;
+    else if (PyLong_Check(argument))
+        *value = (long)PyLong_AsUnsignedLongMask(argument);
+    else if (PyBytes_Check(argument))
+        *value = (long)PyBytes_AsString(argument);
+    else if (PyByteArray_Check(argument))
+        *value = (long)PyByteArray_AsString(argument);
+    else
+        PyErr_SetString(PyExc_TypeError, "a system call takes numbers, bytes, bytearrays and None");
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+PyDoc_STRVAR(syscall_doc,
+"syscall(number, *arguments) -> int\n\n"
+"Make a system call with up to six arguments; return what the kernel answered, or the negative errno.");
+
+static PyObject *steps_syscall(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    long value[1 + ARGUMENTS] = {0};
+    Py_ssize_t count = PyTuple_Size(arguments);
+    if (count < 1 || count > 1 + ARGUMENTS) {
+        PyErr_SetString(PyExc_TypeError, "a system call has a number and up to six arguments");
+        return NULL;
+    }
+    for (Py_ssize_t n = 0; n < count; n++)
+        if (as_argument(PyTuple_GetItem(arguments, n), &value[n]))
+            return NULL;
+    long answer = syscall(value[0], value[1], value[2], value[3], value[4], value[5], value[6]);
+    return PyLong_FromLong(answer == -1 ? -errno : answer);
+}
+
+PyDoc_STRVAR(address_doc,
+"address(memory) -> int\n\n"
+"Return where a bytearray lies, for structures that hold pointers; it must neither end nor change its length.");
+
+static PyObject *steps_address(PyObject *Py_UNUSED(module), PyObject *memory)
+{
+    if (!PyByteArray_Check(memory)) {
+        PyErr_SetString(PyExc_TypeError, "only a bytearray has an address");
+        return NULL;
+    }
+    return PyLong_FromVoidPtr(PyByteArray_AsString(memory));
+}
+
+PyDoc_STRVAR(sleeper_doc,
+"sleeper(flags) -> (pid, pidfd)\n\n"
+"Start a process by clone(2) with `flags` that is in pause(2) until it is killed.  It executes nothing else,\n"
+"so it may share memory and descriptors with this one.  Raises OSError.");
+
+static PyObject *steps_sleeper(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    static _Alignas(16) char stack[4096]; /* of all that sleep: none ever returns to it */
+    int flags, pidfd = -1;
+    if (!PyArg_ParseTuple(arguments, "i", &flags))
+        return NULL;
+    int pid = clone((int (*)(void *))(void (*)(void))pause, stack + sizeof stack, flags | CLONE_PIDFD, NULL, &pidfd);
+    if (pid < 0)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    return Py_BuildValue("(ii)", pid, pidfd);
+}
+
 static PyMethodDef functions[] = {
+    {"syscall", steps_syscall, METH_VARARGS, syscall_doc},
+    {"address", steps_address, METH_O, address_doc},
+    {"sleeper", steps_sleeper, METH_VARARGS, sleeper_doc},
     {"rehearse", steps_rehearse, METH_VARARGS, rehearse_doc},
     {"fork", steps_fork, METH_VARARGS, fork_doc},
     {"serve", steps_serve, METH_VARARGS, serve_doc},
@@ -992,8 +1063,10 @@ static const struct {
     {"bind", SYS_bind}, {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
     {"get_robust_list", SYS_get_robust_list},
     {"fchmod", SYS_fchmod}, {"getpid", SYS_getpid}, {"ioctl", SYS_ioctl}, {"listen", SYS_listen}, {"madvise", SYS_madvise},
-    {"mkdirat", SYS_mkdirat}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
-    {"prctl", SYS_prctl},
+    {"mkdirat", SYS_mkdirat}, {"mount", SYS_mount}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
+    {"personality", SYS_personality}, {"prctl", SYS_prctl}, {"process_vm_readv", SYS_process_vm_readv},
+    {"process_vm_writev", SYS_process_vm_writev}, {"ptrace", SYS_ptrace}, {"setdomainname", SYS_setdomainname},
+    {"sethostname", SYS_sethostname}, {"setns", SYS_setns}, {"umount2", SYS_umount2},
     {"prlimit64", SYS_prlimit64}, {"rt_sigaction", SYS_rt_sigaction}, {"seccomp", SYS_seccomp}, {"setsid", SYS_setsid},
     {"socket", SYS_socket}, {"umask", SYS_umask}, {"unshare", SYS_unshare}, {"write", SYS_write},
     {"open_tree", NR_OPEN_TREE}, {"move_mount", NR_MOVE_MOUNT}, {"fsopen", NR_FSOPEN},

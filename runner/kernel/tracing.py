@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 
-from . import libc
+from . import _steps, libc
 
 NT_PRSTATUS, NT_PRFPREG, NT_X86_XSTATE = 1, 2, 0x202  # sets of registers (elf.h)
 NT_ARM_TLS, NT_ARM_SYSTEM_CALL = 0x401, 0x404
@@ -41,30 +41,30 @@ class Signalled(InterruptedError):  # noqa: N818 - it happens to the traced proc
 
 def stop(pid: int) -> None:
     """Attach to a process and stop it; raises OSError, among them Signalled."""
-    libc.call("ptrace", _SEIZE, pid, 0, 0, about=f"seize {pid}")
+    libc.syscall("ptrace", _SEIZE, pid, 0, 0, about=f"seize {pid}")
     _interrupt(pid)
 
 
 def stop_in_call(pid: int) -> None:
     """Have a process that was stopped as it began a call make it, and stop it there; raises
     Signalled."""
-    libc.call("ptrace", _CONT, pid, 0, 0, about=f"continue {pid}")
+    libc.syscall("ptrace", _CONT, pid, 0, 0, about=f"continue {pid}")
     _interrupt(pid)
 
 
 def _interrupt(pid: int) -> None:
-    libc.call("ptrace", _INTERRUPT, pid, 0, 0, about=f"interrupt {pid}")
+    libc.syscall("ptrace", _INTERRUPT, pid, 0, 0, about=f"interrupt {pid}")
     _expect(pid, signal.SIGTRAP | _EVENT_STOP << 8)
 
 
 def die_with_us(pid: int) -> None:
     """Have a seized process die if we do before we let it go."""
-    libc.call("ptrace", _SETOPTIONS, pid, 0, _EXITKILL, about=f"options of {pid}")
+    libc.syscall("ptrace", _SETOPTIONS, pid, 0, _EXITKILL, about=f"options of {pid}")
 
 
 def let_go(pid: int, number: int = 0) -> None:
     """Detach: the process goes on, with the signal `number` if one stopped it: else that is lost."""
-    libc.call("ptrace", _DETACH, pid, 0, number, about=f"detach {pid}")
+    libc.syscall("ptrace", _DETACH, pid, 0, number, about=f"detach {pid}")
 
 
 def reap(pid: int) -> None:
@@ -75,13 +75,13 @@ def reap(pid: int) -> None:
 
 def go_on_to_call(pid: int) -> None:
     """Have a stopped process go on until it begins a system call, or ends one; raises Signalled."""
-    libc.call("ptrace", _SYSCALL, pid, 0, 0, about=f"next call of {pid}")
+    libc.syscall("ptrace", _SYSCALL, pid, 0, 0, about=f"next call of {pid}")
     _expect(pid, signal.SIGTRAP)
 
 
 def step(pid: int) -> None:
     """Have a stopped process execute one instruction; raises Signalled."""
-    libc.call("ptrace", _SINGLESTEP, pid, 0, 0, about=f"step {pid}")
+    libc.syscall("ptrace", _SINGLESTEP, pid, 0, 0, about=f"step {pid}")
     _expect(pid, signal.SIGTRAP)
 
 
@@ -110,42 +110,42 @@ def _wait(pid: int) -> int:
 
 def registers(pid: int, kind: int = NT_PRSTATUS) -> bytes:
     """Return a set of registers of a stopped process."""
-    room = libc.buffer(bytes(_MOST_REGISTER_BYTES))
-    vector = libc.buffer(_VECTOR.pack(libc.address(room), _MOST_REGISTER_BYTES))
-    libc.call("ptrace", _GETREGSET, pid, kind, vector, about=f"registers of {pid}")
-    return room.raw[: _VECTOR.unpack(vector.raw)[1]]
+    room = bytearray(_MOST_REGISTER_BYTES)
+    vector = bytearray(_VECTOR.pack(_steps.address(room), _MOST_REGISTER_BYTES))
+    libc.syscall("ptrace", _GETREGSET, pid, kind, vector, about=f"registers of {pid}")
+    return bytes(room[: _VECTOR.unpack(vector)[1]])
 
 
 def set_registers(pid: int, values: bytes, kind: int = NT_PRSTATUS) -> None:
     """Replace a set of registers of a stopped process."""
-    room = libc.buffer(values)
-    vector = libc.buffer(_VECTOR.pack(libc.address(room), len(values)))
-    libc.call("ptrace", _SETREGSET, pid, kind, vector, about=f"set registers of {pid}")
+    room = bytearray(values)
+    vector = bytearray(_VECTOR.pack(_steps.address(room), len(values)))
+    libc.syscall("ptrace", _SETREGSET, pid, kind, vector, about=f"set registers of {pid}")
 
 
 def set_blocked_signals(pid: int, mask: int) -> None:
     """Replace the set of blocked signals of a stopped process."""
-    signals = libc.buffer(mask.to_bytes(_SIGNALS_BYTES, "little"))
-    libc.call("ptrace", _SETSIGMASK, pid, _SIGNALS_BYTES, signals, about=f"mask of {pid}")
+    signals = bytearray(mask.to_bytes(_SIGNALS_BYTES, "little"))
+    libc.syscall("ptrace", _SETSIGMASK, pid, _SIGNALS_BYTES, signals, about=f"mask of {pid}")
 
 
 def rseq(pid: int) -> bytes:
     """Return where a stopped process has registered its rseq area; b"" before Linux 5.13."""
-    room = libc.buffer(bytes(_RSEQ_BYTES))
+    room = bytearray(_RSEQ_BYTES)
     try:
-        libc.call("ptrace", _GET_RSEQ, pid, _RSEQ_BYTES, room, about=f"rseq of {pid}")
+        libc.syscall("ptrace", _GET_RSEQ, pid, _RSEQ_BYTES, room, about=f"rseq of {pid}")
     except OSError as error:
         if error.errno in (errno.EIO, errno.EINVAL):
             return b""
         raise
-    return room.raw
+    return bytes(room)
 
 
 def robust_list(pid: int) -> int:
     """Return the head of a process's list of robust futexes, 0 for none (get_robust_list(2))."""
-    head, length = libc.buffer(bytes(8)), libc.buffer(bytes(8))
+    head, length = bytearray(8), bytearray(8)
     libc.syscall("get_robust_list", pid, head, length, about=str(pid))
-    return int.from_bytes(head.raw, "little")
+    return int.from_bytes(head, "little")
 
 
 class TransferRoom:
@@ -155,8 +155,8 @@ class TransferRoom:
     """
 
     def __init__(self, size: int) -> None:
-        self._room = libc.buffer(bytes(size))
-        self.view = memoryview(self._room).cast("B")
+        self._room = bytearray(size)
+        self.view = memoryview(self._room)
 
     def read(self, pid: int, places: Places) -> int:
         """Fill it from `places` of a process; return how many bytes were read, from the first on.
@@ -172,10 +172,12 @@ class TransferRoom:
         return self._transfer("process_vm_writev", pid, places)
 
     def _transfer(self, call: str, pid: int, places: Places) -> int:
-        ours = libc.buffer(_VECTOR.pack(libc.address(self._room), sum(size for _, size in places)))
-        theirs = libc.buffer(b"".join(_VECTOR.pack(*each) for each in places))
+        ours = bytearray(_VECTOR.pack(_steps.address(self._room), sum(size for _, size in places)))
+        theirs = bytearray(b"".join(_VECTOR.pack(*each) for each in places))
         try:
-            return libc.call(call, pid, ours, 1, theirs, len(places), 0, about=f"memory of {pid}")
+            return libc.syscall(
+                call, pid, ours, 1, theirs, len(places), 0, about=f"memory of {pid}"
+            )
         except OSError as error:
             if error.errno in (errno.EFAULT, errno.ENOMEM, errno.ENOSYS):
                 return 0

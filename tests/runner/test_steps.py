@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cellwright import Sandbox
 from cellwright.runner import channel
 from cellwright.runner.cell.enter import TASKS
-from cellwright.runner.kernel import _steps
+from cellwright.runner.kernel import _steps, libc
 from cellwright.runner.kernel.steps import MAY_FAIL, Result, Steps
 from cellwright.runner.messages import (
     MOST_AT_ONCE,
@@ -37,7 +37,6 @@ from cellwright.runner.messages import (
 )
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named
-from tests.forked import exit_code_of
 
 STATUS = 900
 FRAME = channel.packets(encode(Fork(into_cgroup=False, cells=1)))[0]
@@ -133,13 +132,13 @@ def test_every_descriptor_is_closed_but_those_that_are_kept() -> None:
     program = do.layout(STATUS, 0)
     read, write = os.pipe()
     os.dup2(write, STATUS)
-
-    def close() -> None:
+    pid = os.fork()
+    if pid == 0:
         _steps.execute(program, (-1, -1, -1, -1, -1, also))
         left = [number for number in range(1024) if _is_open(number)]
         os.write(STATUS, repr(left).encode())
-
-    assert exit_code_of(close) == 0
+        os._exit(0)
+    os.waitpid(pid, 0)
     stood = [number for number in range(4) if _is_open(number)]
     assert os.read(read, 4096).decode() == repr(sorted({*stood, kept, also, STATUS}))
     for each in (kept, also, read, write, STATUS):
@@ -473,7 +472,7 @@ def test_frames_that_c_reads_and_writes_are_those_of_python() -> None:
 
 _CELLS = 50
 _MOST_FAULTS = 10  # of the launcher for a cell: 4 were measured
-_MOST_FAULTS_OF_A_GUEST = 250  # 223 were measured
+_MOST_FAULTS_OF_A_GUEST = 300  # 242 were measured
 
 
 @pytest.mark.needs("userns")
@@ -514,3 +513,28 @@ def minor_faults(pid: int) -> tuple[int, int]:
 
 def test_an_index_of_a_result_is_after_the_inputs() -> None:
     assert Steps().call("getpid") == Result(16)
+
+
+def test_a_system_call_reads_bytes_writes_bytearrays_and_takes_numbers_and_none() -> None:
+    how = bytearray(struct.pack("=3Q", os.O_RDONLY | os.O_CLOEXEC, 0, 0))
+    opened = libc.syscall("openat2", -100, b"/proc/self/stat", how, len(how))  # AT_FDCWD
+    assert os.pread(opened, 100, 0).startswith(str(os.getpid()).encode())
+    head, length = bytearray(8), bytearray(8)
+    libc.syscall("get_robust_list", 0, head, length)
+    assert int.from_bytes(length, "little") == 24  # struct robust_list_head
+    assert libc.syscall("close", opened) == 0
+    assert libc.syscall("prctl", 3, None, None, None, None) in (0, 1)  # PR_GET_DUMPABLE
+
+
+def test_a_system_call_that_fails_names_itself_and_what_it_was_about() -> None:
+    with pytest.raises(FileNotFoundError, match="chdir there") as caught:
+        libc.syscall("chdir", b"/no/such/directory", about="there")
+    assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("arguments", [(), ("1",), (1, 2.0), (1,) * 8])
+def test_a_system_call_takes_nothing_else(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match="system call"):
+        _steps.syscall(*arguments)
+    with pytest.raises(TypeError, match="bytearray"):
+        _steps.address(b"")  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Pages: which of them differ, and how they are read from one process and written to another."""
 
+import ctypes
 import mmap
 import os
 import signal
@@ -18,9 +19,8 @@ from cellwright.runner.branching.pages import (
     differences,
 )
 from cellwright.runner.branching.traced import Traced
-from cellwright.runner.kernel import libc
-from tests.forked import forked
 
+_LIBC = ctypes.CDLL(None)
 AT = 16  # the number of the first page
 PRESENT, SWAPPED, OF_FILE, ONCE = 1 << 63, 1 << 62, 1 << 61, 1 << 56
 OF_SOURCE_ALONE = 4 | OWN | SHARED  # there, and shared by the others
@@ -56,8 +56,12 @@ def test_what_differs_is_told_by_the_page_maps(name: str) -> None:
 
 
 def test_a_process_that_was_killed_is_not_taken_for_one_without_pages() -> None:
-    with forked(signal.pause) as process:
-        page_map = os.open(f"/proc/{process.pid}/pagemap", os.O_RDONLY)
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    page_map = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
         pages.entries_of(page_map, AT * PAGE_BYTES, 1)
     os.close(page_map)
@@ -84,8 +88,8 @@ class Region:
         self.memory = mmap.mmap(-1, SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         for n in range(PAGES):
             self.memory[n * PAGE_BYTES : (n + 1) * PAGE_BYTES] = bytes((n,)) * PAGE_BYTES
-        self._array = (libc.ctypes.c_char * SIZE).from_buffer(self.memory)
-        self.address = libc.address(self._array)
+        self._array = (ctypes.c_char * SIZE).from_buffer(self.memory)
+        self.address = ctypes.addressof(self._array)
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +101,20 @@ def region() -> Region:
 def child(region: Region) -> Iterator[Memory]:
     """A child, to whom the eighth page of the region is closed."""
     ready, told = os.pipe()
-
-    def wait() -> None:
-        libc.call("mprotect", libc.ctypes.c_void_p(region.address + 8 * PAGE_BYTES), PAGE_BYTES, 0)
+    pid = os.fork()
+    if not pid:
+        _LIBC.mprotect(ctypes.c_void_p(region.address + 8 * PAGE_BYTES), PAGE_BYTES, 0)
         os.write(told, b"x")
         while True:
             signal.pause()
-
-    with forked(wait) as started:
-        os.close(told)
-        assert os.read(ready, 1)
-        os.close(ready)
-        process = Memory(started.pid)
-        yield process
-        process.close(dies=False)
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(told)
+    process = Memory(pid)
+    yield process
+    process.close(dies=False)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def test_pages_that_differ_are_found_in_runs(region: Region, child: Memory) -> None:
