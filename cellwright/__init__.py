@@ -1,7 +1,5 @@
 """A hardened single-host sandbox for AI agents: every call gets its own kernel-isolated cell."""
 
-import importlib
-
 TYPE_CHECKING = False  # importing `typing` for it would slow down the start of every launcher
 if TYPE_CHECKING:
     # The one list of public names.  Type checkers and editors execute it; `_homes` reads it.
@@ -187,6 +185,8 @@ def _find(name: str) -> object:
         return sorted(_homes())
     if name not in _homes():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(_homes()[name], __name__), name)
     globals()[name] = value
     return value

@@ -5,7 +5,6 @@ leading dot included; the component `**` matches any number of directories.  A c
 literal name, so the name `a[1]` denies a file called `a[1]`.
 """
 
-import fnmatch
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -116,8 +115,14 @@ def _advance(rest: _Rest, name: str, rests: set[_Rest]) -> bool:
     if head == ANY_DEPTH:
         rests.add(rest)
         return bool(further) and _advance(further, name, rests)
-    if name == head or fnmatch.fnmatchcase(name, head):
+    if name == head or _matches(name, head):
         if not further:
             return False
         rests.add(further)
     return True
+
+
+def _matches(name: str, pattern: str) -> bool:
+    import fnmatch  # most policies have no pattern
+
+    return fnmatch.fnmatchcase(name, pattern)

@@ -12,6 +12,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from importlib.machinery import ModuleSpec
     from typing import Protocol
 
     from ..policies.errors import LaunchError
@@ -26,21 +27,15 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-# -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.  msgspec
-# can use typing_extensions but does not need it: without, it imports a quarter faster (measured).
-# What `_UNUSED` names msgspec imports for functions that no launcher calls.
+# -c, so that no path of ours stands in /proc/PID/cmdline, which a cell's processes inherit.
 # Collections while it imports would find nothing, and take a tenth of the time.
-_UNUSED = ("msgspec.inspect", "msgspec._json_schema")
 _BOOTSTRAP = (
     "import gc,os,sys;"
     "gc.disable();"
     "paths=os.read(3,65536).decode().split('\\0');"
     "sys.path[:0]=paths;"
-    "sys.modules['typing_extensions']=sys.modules['_uuid']=None;"
-    "unused=type('',(),dict(schema=None,schema_components=None));"
-    f"sys.modules.update(dict.fromkeys({_UNUSED},unused));"
+    "import cellwright.runner.lean_msgspec;"
     "from {} import main;"
-    f"[sys.modules.pop(name) for name in {_UNUSED}];"
     "gc.enable();"
     "main(len(paths))"
 )
@@ -178,11 +173,9 @@ def interpreter() -> str:
 def import_paths(others: tuple[str, ...]) -> list[str]:
     """Return the directories that hold the launcher's three packages, and no others; those of `others`
     come first, so that extension modules of another version are found there."""
-    import importlib.util  # here, and not above: the interpreter that was spawned starts meanwhile
-
     found = list(others)
     for package in _PACKAGES[:1] if others else _PACKAGES:
-        spec = importlib.util.find_spec(package)
+        spec = spec_of(package)
         if spec is None or spec.origin is None:
             from ..policies.errors import LaunchError
 
@@ -190,6 +183,14 @@ def import_paths(others: tuple[str, ...]) -> list[str]:
         path = os.path.dirname(spec.origin)
         found.append(os.path.dirname(path) if spec.submodule_search_locations else path)
     return list(dict.fromkeys(found))
+
+
+def spec_of(package: str) -> "ModuleSpec | None":
+    """Do what `importlib.util.find_spec` does, without that module."""
+    if module := sys.modules.get(package):
+        return module.__spec__
+    specs = (finder.find_spec(package, None) for finder in sys.meta_path)
+    return next(filter(None, specs), None)
 
 
 def _spawn_with_fixed_addresses(executable: str, module: str, sock: int, stderr: int) -> int:

@@ -6,10 +6,10 @@ Those namespaces belong to the launcher's user namespace, while the guest ends i
 its own that owns nothing: whatever capability it regained, it would have no power over them.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
+import _socket
 import os
 import resource
-import signal
-import socket
 import stat
 import struct
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from ...policies.plan import PathRule, Plan, Tmpfs
 from ..fixed_root import ANY_ADDRESS, DNS_ADDRESS, TERMINALS
 from ..kernel import landlock, mounts, processes
 from ..kernel import privileges as kernel
+from ..kernel.libc import AT_FDCWD
 from ..kernel.steps import Result, Steps
 from ..messages import Ready, WaysOut, encode
 from . import privileges
@@ -133,8 +134,8 @@ def _join_cgroups(do: Steps, joins: int) -> None:
 
 def _ignore_interrupts(do: Steps) -> None:
     """Ignore SIGINT until a program is there: one that comes too early ends nothing (sigaction(2))."""
-    ignore = do.structure(struct.pack("=4Q", signal.SIG_IGN, 0, 0, 0))
-    do.call("rt_sigaction", signal.SIGINT, ignore, None, 8, about="SIGINT ignored")
+    ignore = do.structure(struct.pack("=4Q", _signal.SIG_IGN, 0, 0, 0))
+    do.call("rt_sigaction", _signal.SIGINT, ignore, None, 8, about="SIGINT ignored")
 
 
 def _mount_own_filesystems(do: Steps, plan: Plan, beneath: dict[str, tuple[str, ...]]) -> Result:
@@ -145,7 +146,7 @@ def _mount_own_filesystems(do: Steps, plan: Plan, beneath: dict[str, tuple[str, 
     proc = mounts.new(do, "proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")
     mounts.put(do, proc, "/proc")
     flags = os.O_DIRECTORY | _OPEN
-    return do.call("openat", mounts.AT_FDCWD, b"/workspace", flags, about="/workspace")
+    return do.call("openat", AT_FDCWD, b"/workspace", flags, about="/workspace")
 
 
 def _mount_terminals(do: Steps, owner: int) -> None:
@@ -175,7 +176,7 @@ def _mount_tmpfs(do: Steps, tmpfs: Tmpfs, covered: list[str]) -> None:
 
 def _bring_loopback_up(do: Steps) -> None:
     """Switch lo on (netdevice(7)); a new network namespace has it down, and nothing else."""
-    any_socket = do.call("socket", socket.AF_INET, socket.SOCK_DGRAM, 0)
+    any_socket = do.call("socket", _socket.AF_INET, _socket.SOCK_DGRAM, 0)
     request = do.structure(struct.pack("16sH22x", b"lo", _IFF_UP))
     do.call("ioctl", any_socket, _SIOCSIFFLAGS, request, about="lo up")
     do.call("close", any_socket)
@@ -188,13 +189,13 @@ def _open_ways_out(do: Steps, ports: tuple[int, ...]) -> None:
     addresses reaches a listening socket, and says which address was meant.  Whatever else is asked for
     has no route.  No guest can have these ports: they are taken, and without SO_REUSEPORT.
     """
-    with_address = do.call("socket", socket.AF_INET, socket.SOCK_DGRAM, 0)
+    with_address = do.call("socket", _socket.AF_INET, _socket.SOCK_DGRAM, 0)
     for request, address in ((_SIOCSIFADDR, _INTERFACE), (_SIOCSIFNETMASK, _NETMASK)):
         words = struct.pack("=16s16s8x", b"lo:1", _socket_address(address, 0))
         do.call("ioctl", with_address, request, do.structure(words), about=f"lo {address}")
     do.call("close", with_address)
-    wanted = [(socket.SOCK_DGRAM, DNS_ADDRESS, 53), (socket.SOCK_STREAM, DNS_ADDRESS, 53)]
-    wanted += [(socket.SOCK_STREAM, ANY_ADDRESS, port) for port in ports]
+    wanted = [(_socket.SOCK_DGRAM, DNS_ADDRESS, 53), (_socket.SOCK_STREAM, DNS_ADDRESS, 53)]
+    wanted += [(_socket.SOCK_STREAM, ANY_ADDRESS, port) for port in ports]
     made = [_listening(do, *each) for each in wanted]
     for start in range(0, len(made), _MOST_TOLD):
         frame = b"\0" + encode(WaysOut())
@@ -205,18 +206,18 @@ def _open_ways_out(do: Steps, ports: tuple[int, ...]) -> None:
 
 def _listening(do: Steps, kind: int, address: str, port: int) -> Result:
     about = f"{address}:{port}"
-    made = do.call("socket", socket.AF_INET, kind, 0, about=about)
+    made = do.call("socket", _socket.AF_INET, kind, 0, about=about)
     place = do.structure(_socket_address(address, port))
     do.call("bind", made, place, _SOCKET_ADDRESS_BYTES, about=about)
-    if kind == socket.SOCK_STREAM:
+    if kind == _socket.SOCK_STREAM:
         do.call("listen", made, _BACKLOG, about=about)
     return made
 
 
 def _socket_address(address: str, port: int) -> bytes:
     """Lay out a struct sockaddr_in (ip(7))."""
-    packed = socket.inet_aton(address)
-    return struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, packed)
+    packed = _socket.inet_aton(address)
+    return struct.pack("=H", _socket.AF_INET) + struct.pack("!H4s8x", port, packed)
 
 
 def _enter_user_namespace(do: Steps, facts: LauncherFacts) -> None:

@@ -13,8 +13,6 @@ import gc
 import importlib
 import linecache
 import os
-import random
-import socket
 import sys
 import threading
 import types
@@ -35,6 +33,7 @@ from .tools import Toolbox
 
 # While modules are preloaded there is no /tmp to write to.
 _WRITTEN_TO = {"TMPDIR", "MPLCONFIGDIR"}
+_FOR_PROGRAMS = ("random", "socket")  # what many import, of which nothing here needs any
 _REHEARSALS = (
     RunProgram("1 + 1", b"{}", (), {}, 100),
     RunProgram("x = [1]\nfor y in x:\n    print(end='')\nx + [y]", b"{}", (), {}, 100),
@@ -54,10 +53,13 @@ def has_hooks() -> bool:
     return bool(_hooks)
 
 
-def prepare(plan: Plan, control: int, *, has_skills: bool = False) -> None:
+def prepare(
+    plan: Plan, control: int, *, has_skills: bool = False, is_for_one_cell: bool = False
+) -> None:
     """Do in the launcher, once, what every guest would have to do: what a cell need not touch, it
     need not copy.  Afterwards nothing can be imported from cellwright any more.  `control` is where
-    a guest has its control channel; `has_skills` says that there are files below /skills.
+    a guest has its control channel; `has_skills` says that there are files below /skills.  What is
+    `is_for_one_cell` imports nothing that its program may not need.
 
     Raises ImportError if a module that the plan preloads cannot be.
     """
@@ -72,10 +74,13 @@ def prepare(plan: Plan, control: int, *, has_skills: bool = False) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     rehearse()  # what settles in the interpreter once need not settle in every cell
     _forget_ourselves()
+    if not is_for_one_cell:
+        for name in _FOR_PROGRAMS:
+            importlib.import_module(name)
     _preload(plan.python_path, plan.preload)
     if has_skills:
         find_skills()
-    if not plan.preload:
+    if not (plan.preload or is_for_one_cell):
         _RandomOnImport.install()
     _reseeding = tuple(_generators())
     _forget_nodes()
@@ -190,7 +195,7 @@ class Guest:
 
 def rehearsal() -> tuple[Callable[[], int], int, int]:
     """Return `work`, and the two ends of a control channel on which a program has come."""
-    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near, far = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     far.send(b"\0" + encode(_REHEARSALS[0]))
     return work(), near.detach(), far.detach()
 
@@ -212,13 +217,14 @@ class _RandomOnImport:
     """Gives a program that imports `random` the module that the launcher has imported, seeded for this
     cell: most programs do not, and seeding copies 30 pages."""
 
-    def __init__(self, spec: ModuleSpec) -> None:
-        self._spec = spec
+    def __init__(self, random: types.ModuleType, spec: ModuleSpec) -> None:
+        self._random, self._spec = random, spec
 
     @classmethod
     def install(cls) -> None:
-        if spec := sys.modules.pop("random").__spec__:
-            sys.meta_path.insert(0, cls(spec))
+        random = sys.modules.pop("random")
+        if random.__spec__:
+            sys.meta_path.insert(0, cls(random, random.__spec__))
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         return ModuleSpec(name, self) if name == "random" else None  # type: ignore[arg-type]
@@ -227,8 +233,8 @@ class _RandomOnImport:
         """Seed it here: a program that makes the module of a spec need not execute it."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-            random.seed()
-        return random
+            self._random.seed()
+        return self._random
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__spec__ = self._spec
@@ -241,7 +247,7 @@ def _generators() -> Iterator[Callable[[], object]]:
     """Yield what seeds each random generator that is loaded, of which all cells of a launcher have a
     copy.  `secrets` and uuid4 ask the kernel; what notices a fork by another getpid() finds one
     (launcher/main.py), but a child of the program may have the launcher's number."""
-    if "random" in sys.modules and not _hooks:  # one of them seeds it
+    if (random := sys.modules.get("random")) and not _hooks:  # one of them seeds it
         yield random.seed
     if numpy_random := sys.modules.get("numpy.random"):
         yield numpy_random.seed

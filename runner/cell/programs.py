@@ -4,9 +4,9 @@ The process waits in its cell, confined, until a program comes; then it becomes 
 that only the interpreter's own start is left to be paid.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import json
 import os
-import signal
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -135,8 +135,8 @@ def _become(
     try:
         for file in files:
             write(file)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; others do not
-            signal.signal(number, signal.SIG_DFL)
+        for number in (_signal.SIGPIPE, _signal.SIGXFSZ):  # Python ignores them; others do not
+            _signal.signal(number, _signal.SIG_DFL)
         replace()
     except OSError as error:
         text = f"{name} cannot start: {error.filename}: {error.strerror}"

@@ -4,11 +4,11 @@ SIGINT, by which the supervisor ends a program that takes too long, is ignored b
 runs: it never interrupts what we do in between, and one that comes too late is lost.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import io
 import linecache
 import os
-import signal
 import sys
 import types
 from typing import Any
@@ -30,7 +30,7 @@ def converse(
     A child that a program forked, and that came to that program's end, ends: the next program, and
     the word on this one, are its parent's.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     session, itself = _Session(main, toolbox), os.getpid()
     following: RunProgram | Start | Become | None = run
     while isinstance(following, RunProgram):
@@ -46,7 +46,7 @@ class _Session:
     def __init__(self, main: types.ModuleType, toolbox: Toolbox) -> None:
         self._main = main
         self._toolbox = toolbox
-        self._handler: Any = signal.default_int_handler  # or what programs put in its place
+        self._handler: Any = _signal.default_int_handler  # or what programs put in its place
         self._executor = Executor()
 
     def answer(self, run: RunProgram) -> tuple[Finished, int]:
@@ -69,11 +69,11 @@ class _Session:
     def _interruptibly(self, run: RunProgram, filename: str) -> object:
         program = Source(run.code, self._executor, filename)
         try:
-            signal.signal(signal.SIGINT, self._handler)
+            _signal.signal(_signal.SIGINT, self._handler)
             sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
             give(run, self._main, filename)
             self._toolbox.open(run, self._main)
             return program.run(self._main.__dict__)
         finally:
-            self._handler = signal.getsignal(signal.SIGINT) or self._handler
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # raises what came just before
+            self._handler = _signal.getsignal(_signal.SIGINT) or self._handler
+            _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # raises what came just before

@@ -8,8 +8,8 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from importlib._bootstrap_external import spec_from_file_location  # without importlib.util
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
 from typing import Any
 
 PLACE = "/tools"  # shared_files.PLACE

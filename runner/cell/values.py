@@ -4,7 +4,7 @@ Dates and times become ISO 8601, decimals and UUIDs text, bytes base64, sets, tu
 lists, dataclasses objects, enumerations their values, scalars and arrays of numpy what they hold.
 """
 
-import base64
+import binascii
 import json
 import math
 import sys
@@ -133,7 +133,7 @@ def _other(value: Any, level: int) -> Any:
         base = str if isinstance(value, str) else int if isinstance(value, int) else float
         return plain(_OF_ITSELF[base](value), level)
     if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode()
+        return binascii.b2a_base64(value, newline=False).decode()
     if isinstance(value, Set):
         return _list(_in_order(value), level)
     if hasattr(value, "dtype") and callable(getattr(value, "tolist", None)):  # numpy's

@@ -10,9 +10,9 @@ The nursery makes them, a process beside the launcher: a process that ignores SI
 guest, and one that has moved into a cell's namespaces cannot make new ones.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
+import _socket
 import os
-import signal
-import socket
 from typing import NoReturn
 
 from .. import channel
@@ -36,7 +36,7 @@ NAMESPACES = (
 class Nursery:
     """Makes inits as the launcher asks for them."""
 
-    def __init__(self, launcher: socket.SocketType, proc: int, cells_per_network: int) -> None:
+    def __init__(self, launcher: _socket.socket, proc: int, cells_per_network: int) -> None:
         """`proc` is /proc of this process's pid namespace."""
         self._launcher = launcher
         self._proc = proc
@@ -49,7 +49,7 @@ class Nursery:
 
         Its end is the end of every cell: it is pid 1 of the pid namespace that they are all in.
         """
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
         privileges.set_process_name(self._now, "cell-nursery")
         privileges.make_undumpable(self._now)
         kept = [self._launcher.fileno(), self._proc, *self._networks.descriptors()]

@@ -7,13 +7,13 @@ it the nursery, which makes the inits of cells and is pid 1 of a pid namespace t
 that its end, for whatever reason, is the end of everything; and the launcher proper, which forks.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
+import _socket
 import contextlib
 import gc
 import os
 import resource
 import select
-import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -64,10 +64,10 @@ def main(
 
     The first `own_paths` entries of sys.path are ours, not the guest's.
     """
-    sock = socket.socket(fileno=_CONTROL)
+    sock = _socket.socket(fileno=_CONTROL)
     # Python's own handler would let a guest interrupt init: pid 1 is safe only from signals for
     # which it has none (pid_namespaces(7)).
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
     os.umask(0o022)  # the directories that root makes are another id's to pass, whatever ours was
     try:
@@ -81,7 +81,10 @@ def main(
         facts = _settle(boot, sock)
         nursery = _part_from_nursery(facts, boot.cells_per_network)
         with _writable_workspace(boot.plan.preload):
-            interpreter.prepare(boot.plan, CONTROL, has_skills=SKILLS in boot.shared)
+            interpreter.prepare(
+                boot.plan, CONTROL,
+                has_skills=SKILLS in boot.shared, is_for_one_cell=boot.is_for_one_cell,
+            )  # fmt: skip
         if not boot.is_for_one_cell:
             gc.collect()
         steps = confinement(facts)
@@ -115,7 +118,7 @@ def _share_page_tables() -> None:
     privileges.make_undumpable(Now())
 
 
-def _explain(sock: socket.socket, error: BaseException) -> None:
+def _explain(sock: _socket.socket, error: BaseException) -> None:
     if isinstance(error, ViewError):
         failed = Failed(0, str(error), "filesystem.hidden", _TOO_MUCH)
     elif isinstance(error, interpreter.PreloadError):
@@ -164,7 +167,7 @@ def _enter_user_namespace() -> None:
     os.close(proc)
 
 
-def _settle(boot: Boot, sock: socket.socket) -> LauncherFacts:
+def _settle(boot: Boot, sock: _socket.socket) -> LauncherFacts:
     """Build the shared root, give up root, and become single-minded."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last_capability = int(file.read())
@@ -205,7 +208,7 @@ def _keep_tcp_tables_small(proc: int) -> None:
             os.close(file)
 
 
-def _hand_over(views: Views, sock: socket.socket) -> None:
+def _hand_over(views: Views, sock: _socket.socket) -> None:
     """Send what the supervisor looks at, in a memfd: it may be more than a packet holds."""
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     memory = os.memfd_create("views", os.MFD_CLOEXEC)
@@ -221,7 +224,7 @@ def _beneath_memory(plan: Plan) -> dict[str, tuple[str, ...]]:
     return {each.target: tuple(os.listdir(each.target)) for each in plan.tmpfs}
 
 
-def _part_from_nursery(facts: LauncherFacts, cells_per_network: int) -> socket.SocketType:
+def _part_from_nursery(facts: LauncherFacts, cells_per_network: int) -> _socket.socket:
     """Fork: what was becomes the nursery, and the child, in which this returns, the launcher."""
     nursery, launcher = channel.pair()
     _skip_the_number_of_guests()
@@ -258,7 +261,7 @@ def _writable_workspace(preload: tuple[str, ...]) -> Iterator[None]:
     mounts.detach("/workspace")
 
 
-def _keep(nursery: int, sock: socket.socket, host_uid: int) -> NoReturn:
+def _keep(nursery: int, sock: _socket.socket, host_uid: int) -> NoReturn:
     """Wait until the nursery ends or the supervisor is gone, and leave nothing behind."""
     if os.geteuid() == 0 and host_uid:
         privileges.become(host_uid)
@@ -267,7 +270,7 @@ def _keep(nursery: int, sock: socket.socket, host_uid: int) -> NoReturn:
     poll.register(pidfd, select.POLLIN)
     poll.register(sock, 0)  # only POLLHUP: what the supervisor says is the launcher's to read
     while not any(descriptor == pidfd for descriptor, _ in poll.poll()):
-        os.kill(nursery, signal.SIGKILL)  # works on a stopped launcher too
+        os.kill(nursery, _signal.SIGKILL)  # works on a stopped launcher too
         poll.unregister(sock)
     os.waitpid(nursery, 0)
     os._exit(0)
