@@ -2,18 +2,25 @@
 
 import os
 import sys
-from functools import cache
 
 NAME = "cellwright"
 _METADATA = ".dist-info"  # NAME-VERSION.dist-info: PyPA, "Recording installed projects"
 
 
-@cache
+_found: list[str] = []  # the version, once it was read; functools takes longer to import
+
+
 def installed_version() -> str:
     """Return the version that pip installed, which is that of pyproject.toml; "" in a bare checkout.
 
     `importlib.metadata` would do the same, but takes longer to import than a command to start.
     """
+    if not _found:
+        _found.append(_read())
+    return _found[0]
+
+
+def _read() -> str:
     for path in sys.path:
         try:
             names = os.listdir(path or ".")
@@ -23,3 +30,8 @@ def installed_version() -> str:
             if name.startswith(f"{NAME}-") and name.endswith(_METADATA):
                 return name.removeprefix(f"{NAME}-").removesuffix(_METADATA)
     return ""
+
+
+def version_line() -> str:
+    """Return what `--version` prints."""
+    return f"{NAME} {installed_version() or '(not installed)'}"

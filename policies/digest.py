@@ -4,12 +4,11 @@ program and ends needs nothing else of it.
 For large data `hashlib` is several times faster.
 """
 
-import importlib
 import sys
 
 _MODULE = "_sha2" if sys.version_info >= (3, 12) else "_sha256"
 try:
-    sha256 = importlib.import_module(_MODULE).sha256
+    sha256 = __import__(_MODULE).sha256
 except ImportError:  # left out of this interpreter
     from hashlib import sha256
 

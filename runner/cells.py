@@ -1,9 +1,9 @@
 """A cell as the supervisor holds it: its channels, its pidfd, its cgroup."""
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import errno
 import os
-import signal
 import threading
 import time
 
@@ -56,7 +56,7 @@ class Cell:
         """Kill init, whose end is the end of everything in its pid namespace."""
         if self.pidfd >= 0:
             try:
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+                _signal.pidfd_send_signal(self.pidfd, _signal.SIGKILL)
             except ProcessLookupError:
                 return
 
@@ -64,9 +64,9 @@ class Cell:
         """Ask the program to yield: SIGINT, to its whole process `group` as Ctrl-C sends it, or not."""
         with contextlib.suppress(ProcessLookupError):
             if group:
-                _signal_group(self.guest, signal.SIGINT)
+                _signal_group(self.guest, _signal.SIGINT)
             else:
-                signal.pidfd_send_signal(self.guest, signal.SIGINT)
+                _signal.pidfd_send_signal(self.guest, _signal.SIGINT)
 
     def kill(self) -> None:
         """Kill everything in the cell, by its cgroup as well in case init is beyond signals."""
@@ -143,13 +143,13 @@ class Cell:
 
 def _signal_group(pidfd: int, number: int) -> None:
     try:
-        signal.pidfd_send_signal(pidfd, number, None, _PROCESS_GROUP)
+        _signal.pidfd_send_signal(pidfd, number, None, _PROCESS_GROUP)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         # Before Linux 6.9.  The number is nobody else's while a process of the group is left, and here
         # its leader lived a moment ago: numbers would have to go round in that moment.
-        signal.pidfd_send_signal(pidfd, 0)
+        _signal.pidfd_send_signal(pidfd, 0)
         os.killpg(pid_of(pidfd), number)
 
 

@@ -1,8 +1,8 @@
 """A confined process beside the launcher, such as the egress process: its start and its end."""
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -46,7 +46,7 @@ class ConfinedProcess:
         self.control.close()
         os.close(self._spawned.stderr)
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, _signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             os.waitpid(self.pid, 0)
 

@@ -5,10 +5,9 @@ ends, and the next cell gets a new process.
 """
 
 import contextlib
-import importlib.util
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,7 +29,7 @@ from .messages import (
     decode,
     encode,
 )
-from .result import NetworkConnection, Violation
+from .result import NetworkConnection, NetworkRecord, Violation
 from .upstream_proxy import ENVIRONMENT, UpstreamProxy, proxy_of
 
 if TYPE_CHECKING:
@@ -40,13 +39,6 @@ _MODULE = "cellwright.runner.egress.main"
 _SETTLE_SECONDS = 10.0
 _MOST_FRAMES = 10_000  # of one answer
 _NO_ANSWER = OSError, EOFError, msgspec.DecodeError, channel.ProtocolError
-
-
-class NetworkRecord(NamedTuple):
-    """What a cell did with the network since the last time."""
-
-    refused: tuple[Violation, ...] = ()
-    connections: tuple[NetworkConnection, ...] = ()
 
 
 class CellEgress:
@@ -248,6 +240,8 @@ def _proxy() -> UpstreamProxy:
 
 def _http_parser() -> str:
     """Return the directory of the package that parses requests; raises LaunchError without it."""
+    import importlib.util
+
     spec = importlib.util.find_spec("h11")
     if spec is None or spec.origin is None:
         raise LaunchError(

@@ -5,13 +5,10 @@ import os
 import time
 from typing import NamedTuple
 
-import msgspec
-
 from .capture import Capture, OnOutput
 from .held_cell import HeldCell
 from .messages import RunProgram, encode
-from .request import Request, Streams
-from .request_forms import RequestForm, request_form, start_form
+from .request import Request, RequestForm, Streams
 from .result import Phases, SandboxResult, SandboxStatus
 from .watching.supervision import Observation, Supervision, Work
 from .workspace import (
@@ -29,7 +26,7 @@ from .workspace import (
 _MOST_REASONS = 100  # of reasons why files were not listed
 
 
-class Execution(msgspec.Struct, frozen=True):
+class Execution(NamedTuple):
     seen: Observation
     captures: tuple[Capture, ...]  # of standard output, unless given away, and of standard error
 
@@ -85,6 +82,8 @@ def _form(request: Request, turn: Turn | None, nonce: str) -> RequestForm:
     )  # fmt: skip
     if turn is None:
         return RequestForm(encode(run), stdin)
+    from .request_forms import request_form, start_form  # for sessions alone
+
     if turn.number == 0:
         return start_form(request.files, turn.language)
     return request_form(run, turn.language, turn.last_exit_code)
@@ -100,7 +99,7 @@ def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> Sa
     )  # fmt: skip
 
 
-class WorkspaceChanges(msgspec.Struct, frozen=True):
+class WorkspaceChanges(NamedTuple):
     """The files that a program left in /workspace."""
 
     listing: Listing

@@ -12,13 +12,10 @@ import msgspec
 
 from ..policies.errors import CellwrightError, InternalError, LauncherLost, LaunchError
 from ..policies.languages import PYTHON
-from ..policies.learning import Lessons
 from ..policies.policy import Policy
 from .cells import Cell
 from .cgroups import Cgroup
 from .cgroups.tree import Caps
-from .covers import Covers
-from .egress_process import CellEgress, EgressProcess
 from .held_cell import HeldCell
 from .launch import LaunchArguments, launch_of
 from .living import KeptRecord, keep_record
@@ -28,7 +25,10 @@ from .watching.listener import Listener
 from .watching.shown import Shown
 
 if TYPE_CHECKING:
+    from ..policies.learning import Lessons
     from .cell_network import CellNetwork
+    from .covers import Covers
+    from .egress_process import CellEgress, EgressProcess
 
 NO_FILES: Mapping[str, SharedFiles] = MappingProxyType({})
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
@@ -39,9 +39,9 @@ class Generation:
 
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None,
-        lessons: Lessons | None = None, language: str = PYTHON, interpreter: str = "",
+        lessons: "Lessons | None" = None, language: str = PYTHON, interpreter: str = "",
         shared_files: Mapping[str, SharedFiles] = NO_FILES, sources: Mapping[str, str] | None = None,
-        user: int | str | None = None, egress: EgressProcess | None = None,
+        user: int | str | None = None, egress: "EgressProcess | None" = None,
         cells_per_network: int = 1, is_for_one_cell: bool = False,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; with `lessons`, add to them what programs need.
@@ -203,7 +203,7 @@ class Generation:
 
         return CellNetwork(self.launcher, guest)
 
-    def connect(self, sockets: list[int]) -> CellEgress | None:
+    def connect(self, sockets: list[int]) -> "CellEgress | None":
         """Have the egress process serve a cell that has `sockets`; None if cells have no way out."""
         if self._egress is None or self.plan.network is None:
             if sockets or self.plan.network:

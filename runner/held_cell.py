@@ -4,8 +4,8 @@ Status frames come from trusted code, but a launcher has less power than the sup
 descriptor that is not as it must be raises InternalError, and ends the launcher with every cell.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import os
-import signal
 import stat
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -15,14 +15,15 @@ import msgspec
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
-from .egress_process import CellEgress, NetworkRecord
 from .kernel import notifications
 from .messages import Ended, Failed, Ready, Status, WaysOut, decode
+from .result import NetworkRecord
 from .watching.listener import Listener
 
 if TYPE_CHECKING:
     from ..policies.plan import Plan
     from .cell_network import CellNetwork
+    from .egress_process import CellEgress
 
 _SETUP_SECONDS = 20.0
 _REAP_SECONDS = 20.0
@@ -72,7 +73,7 @@ class Origin(Protocol):
     def network_of(self, guest: int) -> "CellNetwork | None":
         """Return the network of the cell of `guest`, a pidfd; None if its policy has no loopback."""
 
-    def connect(self, sockets: list[int]) -> CellEgress | None:
+    def connect(self, sockets: list[int]) -> "CellEgress | None":
         """Have the sockets of a cell served, if the policy allows any name; raises InternalError for
         others than it should have."""
 
@@ -293,7 +294,7 @@ def _first_wrong(descriptors: list[int]) -> str:
 
 def _is_pidfd(descriptor: int) -> bool:
     try:
-        signal.pidfd_send_signal(descriptor, 0)
+        _signal.pidfd_send_signal(descriptor, 0)
     except ProcessLookupError:
         return True  # it has ended by now
     except OSError:

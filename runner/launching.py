@@ -1,10 +1,10 @@
 """The supervisor's end of a launcher: start it, boot it, ask it for cells, end it."""
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import _socket
 import contextlib
 import os
 import select
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ class Launcher:
             self._keeper_pidfd = os.pidfd_open(self.keeper)
             self._ends.register(self._keeper_pidfd, select.POLLIN)
             self._nursery_pidfd = os.pidfd_open(self.pids()[1])
-            signal.pidfd_send_signal(self._nursery_pidfd, 0)
+            _signal.pidfd_send_signal(self._nursery_pidfd, 0)
         except ProcessLookupError:
             raise LauncherLost(cell_began=False) from None
         except PermissionError:
@@ -184,7 +184,7 @@ class Launcher:
         """Kill it and every cell at once, stopped or not; `close` frees what is left."""
         with self._lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if self._nursery_pidfd >= 0:
-                signal.pidfd_send_signal(self._nursery_pidfd, signal.SIGKILL)
+                _signal.pidfd_send_signal(self._nursery_pidfd, _signal.SIGKILL)
 
     def close(self) -> None:
         """End it, and with it every cell; returns when nothing of it is left."""
@@ -206,7 +206,7 @@ class Launcher:
             channel.has_news(nursery, _END_SECONDS)
             os.close(nursery)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.keeper, signal.SIGCONT)  # stopped, it would not notice, and we wait for it
+            os.kill(self.keeper, _signal.SIGCONT)  # stopped, it would not notice: we wait for it
         with contextlib.suppress(ChildProcessError):  # the embedding process may reap everything
             self._spawned.reap()
 

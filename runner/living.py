@@ -4,11 +4,11 @@ A record names processes by number and start time, which together no other proce
 It is removed when what it is about ends; `remove_leftovers` is for what a killed process left.
 """
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import itertools
 import os
 import select
-import signal
 import stat
 import time
 from collections.abc import Iterator
@@ -206,7 +206,7 @@ def kill(living: Living) -> bool:
     with _held(record.process, _NAMES[record.kind]) as pidfd:
         if pidfd < 0:
             return False
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
         thaw(record.places)  # on v1 the killed die only then
         _wait_for(pidfd)
     return True

@@ -1,8 +1,8 @@
 """`conclude`: turns observations into a result.  Pure."""
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import os
-import signal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,14 +26,14 @@ _STATUS_OF_CAUSE = {
 _MORE_MEMORY = "needed more than {} bytes"
 
 
-class Count(msgspec.Struct, frozen=True):
+class Count(NamedTuple):
     """The counters of the cell's cgroup."""
 
     usage: CgroupUsage
     oom_kills: int
 
 
-class _End(msgspec.Struct, frozen=True):
+class _End(NamedTuple):
     status: SandboxStatus
     reason: Reason
     error: str | None = None
@@ -44,17 +44,11 @@ def conclude(
     *, execution_time: float, artifacts: tuple[Artifact, ...] = (), **facts: Any,
 ) -> SandboxResult:  # fmt: skip
     """Return the result of an execution; `facts` become fields of it unchanged."""
+    usage = _usage(counted.usage, captures, execution_time)
+    end = _end(seen, counted.oom_kills, usage, limits)
     finished = seen.finished or Finished(None, None, None, None)
     exit_code, signal_number = _exit_of(seen)
-    texts, truncated, output_bytes = {}, {}, 0
-    for each in captures:
-        texts[each.name] = each.text()
-        output_bytes += each.total_bytes
-        if lost := each.dropped_bytes:
-            truncated[each.name] = lost
-    usage = _usage(counted.usage, output_bytes, execution_time)
-    end = _end(seen, exit_code, signal_number, counted.oom_kills, usage, limits)
-    drawn = finished.pictures
+    texts = {each.name: each.text() for each in captures}
     return SandboxResult(
         status=end.status,
         reason=end.reason,
@@ -66,27 +60,25 @@ def conclude(
         error=end.error or _cut(finished.error, _ERROR_CHARACTERS),
         traceback=_cut(finished.traceback, _TRACEBACK_CHARACTERS),
         violations=seen.violations,
-        artifacts=(*_pictures(finished), *artifacts) if drawn else artifacts,
-        charts=_charts(finished) if drawn else (),
+        artifacts=(*_pictures(finished), *artifacts),
+        charts=_charts(finished),
         execution_time=execution_time,
         usage=usage,
-        truncated=truncated,
+        truncated={each.name: lost for each in captures if (lost := each.dropped_bytes)},
         **facts,
     )
 
 
-def _end(
-    seen: Observation, exit_code: int | None, number: int | None, oom_kills: int, usage: Usage,
-    limits: Limits,
-) -> _End:  # fmt: skip
+def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _End:
     """Return how it ended: our own reasons come first, then the kernel's, then the program's."""
     if seen.cause:
         status = _STATUS_OF_CAUSE.get(seen.cause, SandboxStatus.KILLED)
         return _End(status, seen.cause, _explain(seen, limits))
     if seen.stays and seen.finished:
         return _by_its_own_word(seen.finished)
+    exit_code, number = _exit_of(seen)
     if exit_code is None:
-        return _killed(number or signal.SIGKILL, oom_kills, usage, limits)
+        return _killed(number or _signal.SIGKILL, oom_kills, usage, limits)
     if exit_code == 0:
         return _End(SandboxStatus.COMPLETED, "exit")
     raised = seen.finished is not None and seen.finished.traceback is not None
@@ -122,9 +114,11 @@ def _explain(seen: Observation, limits: Limits) -> str:
 def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
     """Tell the kernel's caps from other signals: OOM kills and used-up CPU time."""
     cpu_seconds = usage.cpu_user_seconds + usage.cpu_system_seconds
-    if oom_kills and number == signal.SIGKILL:
+    if oom_kills and number == _signal.SIGKILL:
         return _End(SandboxStatus.KILLED, "memory", _MORE_MEMORY.format(limits.memory_bytes))
-    if number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_seconds >= limits.cpu_seconds):
+    if number == _signal.SIGXCPU or (
+        number == _signal.SIGKILL and cpu_seconds >= limits.cpu_seconds
+    ):
         return _End(
             SandboxStatus.TIMEOUT,
             "cpu_time",
@@ -134,6 +128,8 @@ def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
 
 
 def _signal_name(number: int) -> str:
+    import signal  # slow to import, and seldom needed
+
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -204,12 +200,12 @@ def _cut(text: str | None, limit: int) -> str | None:
     return text if text is None or len(text) <= limit else text[:limit]
 
 
-def _usage(counted: CgroupUsage, output_bytes: int, wall_seconds: float) -> Usage:
+def _usage(counted: CgroupUsage, captures: tuple[Capture, ...], wall_seconds: float) -> Usage:
     return Usage(
         wall_seconds=wall_seconds,
         cpu_user_seconds=counted.cpu_user_seconds or 0.0,
         cpu_system_seconds=counted.cpu_system_seconds or 0.0,
         memory_peak_bytes=counted.memory_peak_bytes or 0,
         processes_peak=counted.processes_peak or 0,
-        output_bytes=output_bytes,
+        output_bytes=sum([each.total_bytes for each in captures]),
     )

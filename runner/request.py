@@ -56,3 +56,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...] = ()
     plain: bool = False  # the value of a Python program must be JSON
     execution_id: str = msgspec.field(default_factory=new_execution_id)
+
+
+class RequestForm(NamedTuple):
+    """The bytes for the control channel, the bytes for standard input, and the line that is sent
+    there again if the program is interrupted."""
+
+    program: bytes = b""
+    stdin: bytes = b""
+    ending: bytes = b""

@@ -1,4 +1,4 @@
-"""`RequestForm`: the bytes of a request, in the form that each language's interpreter can read.
+"""The bytes of a request, in the form that each language's interpreter can read (`RequestForm`).
 
 Python reads a RunProgram frame, and so does the process of the guest before it becomes another
 interpreter: that is how a program that runs once arrives.  In a session Node and Ruby have no
@@ -10,10 +10,9 @@ which makes the shell report how the request ended.
 import re
 import shlex
 
-import msgspec
-
 from ..policies.languages import LANGUAGES, PYTHON, TOOL_CLIENT, as_environment
 from .messages import InputFile, RunProgram, Start, encode
+from .request import RequestForm
 
 _SOURCE = "/tmp/cell"  # noqa: S108 - the cell's own; error messages name it
 _STDIN = "/tmp/cell.stdin"  # noqa: S108 - the cell's own
@@ -35,15 +34,6 @@ _ENDING = (
 _SHORT_TEXT = 0xA0  # msgpack: plus the length, of a text of less than 32 bytes
 _NOT_PLAIN = re.compile(rb"[^ -$&(-,.-\[\]-~]")  # control characters, % ' - \ and non-ASCII bytes
 _FIRST = 0  # starting the interpreter counts as a request
-
-
-class RequestForm(msgspec.Struct, frozen=True):
-    """The bytes for the control channel, the bytes for standard input, and the line that is sent
-    there again if the program is interrupted."""
-
-    program: bytes = b""
-    stdin: bytes = b""
-    ending: bytes = b""
 
 
 def request_form(run: RunProgram, language: str, last_exit_code: int) -> RequestForm:

@@ -1,7 +1,7 @@
 """`SandboxResult`: the outcome of an execution."""
 
 import enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -66,6 +66,13 @@ class NetworkConnection(msgspec.Struct, frozen=True):
     seconds: float
     outcome: str
     rule: str
+
+
+class NetworkRecord(NamedTuple):
+    """What a cell did with the network since the last time."""
+
+    refused: tuple[Violation, ...] = ()
+    connections: tuple[NetworkConnection, ...] = ()
 
 
 class Phases(msgspec.Struct, frozen=True):

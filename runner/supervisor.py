@@ -11,14 +11,12 @@ from msgspec.structs import replace
 
 from ..policies.errors import ClosedError, LauncherLost
 from ..policies.languages import PYTHON
-from ..policies.learning import Lessons
 from ..policies.plan import Plan
 from ..policies.policy import Policy
 from .capture import OnOutput
 from .cgroups import CgroupUsage
 from .cgroups.tree import usage_at
 from .concurrency import NEVER, ConcurrencyLimit
-from .egress_process import EgressProcess
 from .execution import called_off, look_at_files, perform, phases
 from .generation import NO_FILES, Generation
 from .held_cell import HeldCell
@@ -33,6 +31,8 @@ from .spawn import Spawned
 from .watching.supervision import Observation
 
 if TYPE_CHECKING:
+    from ..policies.learning import Lessons
+    from .egress_process import EgressProcess
     from .launcher_claim import LauncherClaim
     from .session import SessionCell
     from .sessions import Sessions
@@ -58,10 +58,10 @@ class Supervisor:
 
     def __init__(
         self, policy: Policy, spawned: Spawned, cgroup_root: str | None = None,
-        settings: PoolSettings | None = None, lessons: Lessons | None = None,
+        settings: PoolSettings | None = None, lessons: "Lessons | None" = None,
         language: str = PYTHON, interpreter: str = "",
         shared_files: Mapping[str, SharedFiles] = NO_FILES, user: int | str | None = None,
-        egress: EgressProcess | None = None,
+        egress: "EgressProcess | None" = None,
     ) -> None:  # fmt: skip
         """Have the launcher that was `spawned` ready; raises what Generation raises."""
         self._policy = policy

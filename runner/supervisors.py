@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..policies.errors import ClosedError
 from ..policies.languages import PYTHON, interpreter_of
 from ..policies.policy import Policy
-from .egress_process import EgressProcess
 from .settings import PoolSettings, SessionSettings
 from .shared_files import SKILLS, SharedFiles
 from .spawn import Spawned
 from .supervisor import Supervisor, SupervisorState
 
 if TYPE_CHECKING:
+    from .egress_process import EgressProcess
     from .launcher_claim import LauncherClaim
     from .session import SessionCell
     from .sessions import Sessions
@@ -38,7 +38,7 @@ class SupervisorSettings(NamedTuple):
     interpreters: Mapping[str, str]
     shared_files: Callable[[str], Mapping[str, SharedFiles]]
     user: int | str | None
-    egress: EgressProcess | None
+    egress: "EgressProcess | None"
 
     def first(self, policy: Policy, language: str, spawned: Spawned) -> Supervisor:
         """Return the supervisor of a launcher that was `spawned`; raises what Supervisor raises."""

@@ -8,10 +8,10 @@ packages that it does not need, or that are not installed.
 import argparse
 import contextlib
 import gc
-import importlib
+import sys
 from collections.abc import Sequence, Set
 
-from ..version import NAME, installed_version
+from ..version import NAME, version_line
 from .options import SUCCEEDED
 from .parsing import Parser
 
@@ -113,7 +113,9 @@ def _parser(names: Set[str], with_arguments: Set[str], *, skip_missing: bool = F
 
 
 def _imported(module: str) -> "CommandModule":
-    return importlib.import_module(f".{module}", __package__)
+    name = f"{__package__}.{module}"
+    __import__(name)
+    return sys.modules[name]
 
 
 class _Version(argparse.Action):
@@ -123,6 +125,5 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **kwargs)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        version = installed_version() or "(not installed)"
-        print(f"{NAME} {version}")
+        print(version_line())
         parser.exit(SUCCEEDED)

@@ -5,14 +5,13 @@ exit_status.py lists the exit statuses.
 """
 
 import atexit
-import contextlib
 import gc
 import os
 import sys
-from collections.abc import Sequence
 
-TYPE_CHECKING = False  # `--version` does not need `typing`
+TYPE_CHECKING = False  # `--version` needs neither `typing` nor what `contextlib` imports
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
 
@@ -27,8 +26,10 @@ def command() -> "NoReturn":
         sys.exit(status)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # main has reported what concerns the output
+        try:
             stream.flush()
+        except (OSError, ValueError):  # main has reported what concerns the output
+            continue
     os._exit(status)
 
 
@@ -37,7 +38,7 @@ def _others(threading: "Any") -> "list[Any]":
     return [each for each in threading.enumerate() if each is not threading.main_thread()]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Run one command and return its exit status; print a traceback only for a bug of cellwright.
 
     Without `arguments` it runs as the command of this process: after Ctrl-C it ends this process by
@@ -56,7 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run_command(arguments: Sequence[str]) -> int:
+def _run_command(arguments: "Sequence[str]") -> int:
+    if list(arguments) == [
+        "--version"
+    ]:  # before argparse is imported, which takes longer than that
+        from ..version import version_line
+
+        print(version_line())
+        return 0
     spawned = None
     if arguments and arguments[0] in ("run", "repl", "shell"):
         # Start the launcher first: its imports take as long as those of this process.
@@ -66,7 +74,8 @@ def _run_command(arguments: Sequence[str]) -> int:
             from ...runner.spawn import Spawned, interpreter
 
             spawned = Spawned(interpreter())
-        _import_msgspec()
+        from ...runner import lean_msgspec  # noqa: F401
+    from . import lean_argparse  # noqa: F401
     from .commands import run_command
 
     try:
@@ -74,28 +83,6 @@ def _run_command(arguments: Sequence[str]) -> int:
     finally:
         if spawned:
             spawned.close()
-
-
-def _import_msgspec() -> None:
-    """Import msgspec in half the time: without typing_extensions, which it can use for types that these
-    commands do not have, and without `platform`, which uuid asks for the system's name before 3.12."""
-    if "typing_extensions" in sys.modules or "platform" in sys.modules:
-        return
-    hidden: dict[str, Any] = {"typing_extensions": None, "platform": _Platform}  # None: not found
-    sys.modules.update(hidden)
-    try:
-        import msgspec  # noqa: F401
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-
-class _Platform:
-    """As much of the module `platform` as uuid calls."""
-
-    @staticmethod
-    def system() -> str:
-        return os.uname().sysname
 
 
 def _open_standard_streams() -> None:

@@ -9,13 +9,11 @@ TYPE_CHECKING = False  # `--version` does not need `typing`
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# Errors and help are in English, and `error` reads argparse's: without its catalogues of translations,
-# which it looks for in the file system for every message.
-argparse._ = str  # type: ignore[attr-defined]
-_CHOICE = re.compile(r"invalid choice: '(.*?)'")
+# Compiled when there is an error.
+_CHOICE = r"invalid choice: '(.*?)'"
 _COLUMNS = 80  # of what is not a terminal
-_NUMBER = re.compile(r"invalid (?:float|int) value: ('.*')")
-_CHOICES = re.compile(r"'?([^', ()]+)'?")
+_NUMBER = r"invalid (?:float|int) value: ('.*')"
+_CHOICES = r"'?([^', ()]+)'?"
 _OPTIONS_NEAR = 0.75  # of difflib: options are long, and share their dashes
 
 
@@ -59,21 +57,23 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> "NoReturn":
         known = [name for name, _ in commands_of(self)]
-        unknown = _CHOICE.search(message)
+        unknown = re.search(_CHOICE, message)
         is_command = bool(known) and "argument COMMAND: " in message
         if unknown and is_command:
             message = f"unknown command {unknown[1]!r}"
         if "not allowed with argument" in message and (options := self._unknown_options()):
             # the value of an unknown option was taken for FILE, which -c excludes
             message = f"unrecognized arguments: {options[0]}"
-        message = _NUMBER.sub(r"must be a number, got \1", message)
+        message = re.sub(_NUMBER, r"must be a number, got \1", message)
         if "required: COMMAND" in message:
             message = f"a command is missing: {', '.join(known)}"
         message = message.replace("one of the arguments FILE -c is", "FILE or -c CODE is")
         if unknown:
             from ...policies.similar import similar
 
-            choices = known if is_command else _CHOICES.findall(message.partition("choose from")[2])
+            choices = (
+                known if is_command else re.findall(_CHOICES, message.partition("choose from")[2])
+            )
             meant = similar(unknown[1], choices)
         else:
             meant = self._meant_option()

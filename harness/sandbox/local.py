@@ -1,7 +1,6 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
 import os
-import threading
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ from ...policies.languages import PYTHON
 from ...policies.plan import Plan
 from ...policies.policy import Policy
 from ...policies.source.findings import Rules
-from ...runner.branching_process import BranchingProcess
 from ...runner.capture import OnOutput
 from ...runner.concurrency import NEVER
 from ...runner.host.ids import id_for
@@ -32,11 +30,10 @@ from .checks import (
     check_sessions,
     check_user,
 )
+from .made_once import MadeOnce
 from .packaged import PackagedCells
 from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
 from .pipeline import RequestPipeline, rules_of
-from .ports.exposed import SandboxPorts
-from .program import OnStreams, Program, Programs
 from .sandbox_arguments import (
     SandboxArguments,
     audit_log_of,
@@ -50,6 +47,7 @@ from .sandbox_arguments import (
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
+    from ...runner.branching_process import BranchingProcess
     from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
     from .egress import SandboxEgress
@@ -58,7 +56,9 @@ if TYPE_CHECKING:
     from .open_sessions import OpenSessions
     from .pausing.idle_pauses import IdlePauses
     from .pausing.pausing import Pausing
+    from .ports.exposed import SandboxPorts
     from .private import PrivateCalls
+    from .program import OnStreams, Program, Programs
     from .pythons import HostPython
     from .sandbox_skills import SandboxSkills
     from .sandbox_tools import Offered, SandboxTools
@@ -108,7 +108,7 @@ class LocalCells:
             spawned.again, cgroup_root, pool, interpreters, self._shared_files, user,
             self._egress.process if self._egress else None,
         )  # fmt: skip
-        self._branching = BranchingProcess(interpreter(), 0 if os.geteuid() else id_for(user))
+        self._branching_process = MadeOnce(partial(_branching_process, user))
         try:
             self.supervisor = settings.first(self.policy, language, spawned)
         except BaseException:
@@ -122,8 +122,9 @@ class LocalCells:
             self._supervisors, own, given, self._packages, pool.packages_bytes,
             lambda policy: settings.another(policy, PYTHON),
         )  # fmt: skip
-        self._ports = SandboxPorts()
-        self._programs = Programs(self._ports)
+        self._ports = MadeOnce(_sandbox_ports)
+        self._programs = MadeOnce(self._made_programs)
+        self._open_sessions = MadeOnce(partial(self._made_sessions, sessions, settings))
         try:
             self._serve(rules, sessions, settings)
         except BaseException:
@@ -140,9 +141,6 @@ class LocalCells:
             self._skills.has_tool = self._pipeline.has_tool
             self._pipeline.on_failure = self._skills.note
             self._skills.execute = lambda given: self.execute(given, None, NEVER)
-        self._opening = threading.Lock()
-        self._open_sessions: OpenSessions | None = None
-        self._make_sessions = partial(self._made_sessions, sessions, settings)
         if sessions.pauses:
             _ = self._sessions  # it looks for idle ones from now on
         if self._egress:
@@ -151,9 +149,11 @@ class LocalCells:
     @property
     def _sessions(self) -> "OpenSessions":
         """The sessions, of which a command that runs one program imports nothing."""
-        with self._opening:
-            self._open_sessions = self._open_sessions or self._make_sessions()
-            return self._open_sessions
+        return self._open_sessions.get()
+
+    @property
+    def _branching(self) -> "BranchingProcess":
+        return self._branching_process.get()
 
     def _made_sessions(
         self, sessions: SessionSettings, settings: SupervisorSettings
@@ -163,11 +163,16 @@ class LocalCells:
 
         replay = SkillReplay(settings.replaying, self._skills)
         return OpenSessions(
-            self._supervisors, self._pipeline, self._ports, self._packaged, self.policy.limits,
+            self._supervisors, self._pipeline, self._ports.get(), self._packaged, self.policy.limits,
             SessionServices(
                 sessions, self._branching, lambda: self._pausing, _idle_pauses(sessions), replay
             ),
         )  # fmt: skip
+
+    def _made_programs(self) -> "Programs":
+        from .program import Programs
+
+        return Programs(self._ports.get())
 
     def _way_out(self, user: int | str | None) -> "SandboxEgress | None":
         """Return what leads cells to hosts, if the policy allows them any."""
@@ -224,8 +229,8 @@ class LocalCells:
 
         return self._pipeline.perform(given, perform)
 
-    def program(self, given: ProgramArguments) -> Program:
-        def work(on_streams: OnStreams, cancel: int) -> SandboxResult:
+    def program(self, given: ProgramArguments) -> "Program":
+        def work(on_streams: "OnStreams", cancel: int) -> SandboxResult:
             def perform(request: Request) -> SandboxResult:
                 supervisor = self._supervisors.of(PYTHON)  # its process executes the program
                 return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
@@ -233,7 +238,7 @@ class LocalCells:
             environment = self.plan.environment
             return self._pipeline.perform_program(given, environment, on_streams, perform)
 
-        return self._programs.start(work)
+        return self._programs.get().start(work)
 
     def session(self, given: SessionArguments) -> "Session":
         return self._sessions.open(given, self._wanted(given))
@@ -309,18 +314,18 @@ class LocalCells:
         return (False, str(findings[0])) if findings else (True, None)
 
     def state(self) -> SupervisorsState:
-        paused = self._open_sessions.paused() if self._open_sessions else 0
+        sessions = self._open_sessions.made
+        paused = sessions.paused() if sessions else 0
         return self._supervisors.state()._replace(paused=paused)
 
     def settle(self) -> None:
         self._packaged.settle()
 
     def close(self) -> None:
-        if vars(self).get("_open_sessions"):
-            self._sessions.close()
+        self._open_sessions.close()
         self._programs.close()
         self._packaged.close()
-        self._branching.close()
+        self._branching_process.close()
         if "_pausing" in vars(self):
             self._pausing.close()
         self._ports.close()
@@ -370,6 +375,18 @@ def _idle_pauses(settings: SessionSettings) -> "IdlePauses | None":
     from .pausing.idle_pauses import IdlePauses  # seldom needed
 
     return IdlePauses(settings)
+
+
+def _branching_process(user: int | str | None) -> "BranchingProcess":
+    from ...runner.branching_process import BranchingProcess  # seldom needed
+
+    return BranchingProcess(interpreter(), 0 if os.geteuid() else id_for(user))
+
+
+def _sandbox_ports() -> "SandboxPorts":
+    from .ports.exposed import SandboxPorts  # seldom needed
+
+    return SandboxPorts()
 
 
 def _once_at_rest(_: int) -> None:

@@ -15,14 +15,13 @@ from ...runner.capture import OnOutput
 from ...runner.request import Request, Streams, new_execution_id
 from ...runner.result import SandboxResult, SandboxStatus
 from ...runner.workspace import KeptWorkspace
-from ..tools.caller import CALLING
 from .parameters import CallArguments, CommandArguments, ProgramArguments
 from .request import Rejected, check_language, make_program, make_request
 
 if TYPE_CHECKING:
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.spans import Span
-    from ...runner.egress_process import NetworkRecord
+    from ...runner.result import NetworkRecord
     from .private import PrivateCalls
     from .sandbox_tools import SandboxTools
 
@@ -160,6 +159,8 @@ class RequestPipeline:
     ) -> SandboxResult:
         if self._trail is None:
             return perform(language, self._with_tools(request, language, None, session_id))
+        from ..tools.caller import CALLING  # not without an audit trail
+
         about = _about(request, session_id)
         caller = CALLING.get()
         trace_id = request.trace_id or (caller.traceparent if caller else None)
@@ -206,11 +207,8 @@ class RequestPipeline:
         )
         if self._trail is None:
             return result
-        refused = self._trail.refuse(why, result.execution_id, trace_id)
-        return replace(
-            result, trace_id=refused.span.trace_id, traceparent=refused.span.traceparent,
-            audited=refused.kept,
-        )  # fmt: skip
+        span, kept = self._trail.refuse(why, result.execution_id, trace_id)
+        return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
 
 
 def _unwrapped(request: Request, language: str) -> tuple[Request, tuple[str, ...]]:

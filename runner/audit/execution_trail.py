@@ -3,9 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from ...policies.plan import Plan
 from ..result import NetworkConnection, SandboxResult, SandboxStatus, Violation
@@ -24,7 +22,7 @@ _TERMINAL = {
 }
 
 
-class RecordPlace(msgspec.Struct, frozen=True):
+class RecordPlace(NamedTuple):
     """The place of a record in the trail, and whether the trail kept it."""
 
     span: Span
@@ -95,24 +93,19 @@ class ExecutionTrail:
     def end(self, result: SandboxResult, begun: RecordPlace, *, in_session: bool = False) -> bool:
         """Record how a program ended, its refused attempts and its connections; return whether all
         of its records were kept."""
-        kept = begun.kept
+        kept = [begun.kept]
         try:
-            if result.violations or result.connections:
-                kept &= self._note_attempts(result, begun)
+            about = {"owed": begun.kept, "execution_id": result.execution_id}
+            kept += [
+                self._note_violation(each, span=begun.span.child(), **about)
+                for each in result.violations
+            ]
+            kept += [
+                self._note_connection(each, span=begun.span.child(), **about)
+                for each in result.connections
+            ]
         finally:  # a callback may raise; there is an end for every start
-            kept &= self._note_end(result, begun, in_session=in_session)
-        return kept
-
-    def _note_attempts(self, result: SandboxResult, begun: RecordPlace) -> bool:
-        about = {"owed": begun.kept, "execution_id": result.execution_id}
-        kept = [
-            self._note_violation(each, span=begun.span.child(), **about)
-            for each in result.violations
-        ]
-        kept += [
-            self._note_connection(each, span=begun.span.child(), **about)
-            for each in result.connections
-        ]
+            kept.append(self._note_end(result, begun, in_session=in_session))
         return all(kept)
 
     def lose(self, execution_id: str, begun: RecordPlace, why: BaseException) -> None:

@@ -1,8 +1,8 @@
 """cgroup v1: one hierarchy per controller, joined by a write (cgroup-v1/cgroups.rst)."""
 
+import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import os
-import signal
 from pathlib import Path
 
 from .tree import (
@@ -228,6 +228,6 @@ def _kill_in(directory: str, pid: int) -> None:
     pidfd = os.pidfd_open(pid)
     try:
         if pid in processes_in(directory):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            _signal.pidfd_send_signal(pidfd, _signal.SIGKILL)
     finally:
         os.close(pidfd)

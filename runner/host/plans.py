@@ -3,7 +3,6 @@
 Compiling imports libseccomp's binding, which alone costs more than starting a launcher.
 """
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import msgspec
 from ...policies.host import Host
 from ...policies.plan import Plan
 from ...policies.policy import Policy
+from ..spawn import spec_of
 from .cache import cached
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _compiler_identity() -> bytes:
     compiler."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     files = sorted(_modules_of(os.path.join(package, "policies")))
-    spec = importlib.util.find_spec("pyseccomp")
+    spec = spec_of("pyseccomp")
     if spec and spec.origin:
         files.append(spec.origin)
     stats = [(file, os.stat(file)) for file in files]

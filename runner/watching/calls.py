@@ -18,7 +18,6 @@ Tell = Callable[[Answer], None]
 OnCall = Callable[[Call, Tell], None]
 _MOST_OPEN = 64
 _IDLE_SECONDS = 3.0
-MOST_UNSENT_BYTES = 64 * 1024 * 1024  # of answers that one guest does not read
 _MOST_ORPHANS = 64  # for each caller: as many as one program may have open
 _MOST_ORPHANS_IN_ALL = 512  # in this process: each holds a thread
 
@@ -49,13 +48,6 @@ class Orphans:
     def forget(cls) -> None:
         """Reset the counts: the child of a fork has none of the threads."""
         cls._lock, cls._in_all = threading.Lock(), 0
-
-
-def dropped(answer: Answer) -> Answer:
-    """Return the error that replaces an answer for which there is no room."""
-    size = len(answer.value or b"")
-    why = f"its result of {size} bytes was dropped: the program did not read the answers before"
-    return Answer(answer.number, None, "too_large", why)
 
 
 class CallTurn(Protocol):

@@ -21,13 +21,14 @@ from ..channel import PACKET_BYTES, ProtocolError
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..messages import Answer, Call
-from .calls import MOST_UNSENT_BYTES, Calls, dropped
+from .calls import Calls
+from .guest_channel import MOST_UNSENT_BYTES, dropped
+from .listener import DOOR
 from .poll_loop import Watcher
 
 if TYPE_CHECKING:
     import socket
 
-DOOR = "/dev/tools"
 _AT_ONCE = 32  # the guest's own limit of concurrent calls on the control channel
 _MOST_WAITING = 256  # a cell may have so many processes, each in an open(2); dead ones are removed
 _TEXTS = 3  # site, name and arguments; a NUL, which JSON cannot hold, ends each

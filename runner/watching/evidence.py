@@ -6,7 +6,6 @@ whole content is the guest's choice.
 
 import _socket
 import os
-import signal
 import struct
 from collections.abc import Callable
 from typing import NamedTuple
@@ -163,6 +162,8 @@ def _type(_: int, argument: int) -> str:
 
 
 def _signal(_: int, argument: int) -> str:
+    import signal  # slow to import, and seldom needed
+
     try:
         return signal.Signals(argument & 0xFFFFFFFF).name
     except ValueError:

@@ -14,15 +14,22 @@ import msgspec
 from ...policies.policy import Limits
 from .. import channel
 from ..messages import Answer, Call, Finished, decode, encode
-from .calls import MOST_UNSENT_BYTES, dropped
 
 _FINISHED_OR_CALL = Finished | Call
+MOST_UNSENT_BYTES = 64 * 1024 * 1024  # of answers that one guest does not read
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
 
 def most_heard(limits: Limits) -> int:
     """Return of how many bytes a guest's longest word may be."""
     return limits.value_bytes + limits.artifact_bytes + _FRAME_OVERHEAD
+
+
+def dropped(answer: Answer) -> Answer:
+    """Return the error that replaces an answer for which there is no room."""
+    size = len(answer.value or b"")
+    why = f"its result of {size} bytes was dropped: the program did not read the answers before"
+    return Answer(answer.number, None, "too_large", why)
 
 
 class GuestChannel:

@@ -14,7 +14,6 @@ from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..result import Violation
 from . import evidence
-from .doors import DOOR
 from .evidence import OpenAttempt
 from .locks import Locks
 from .shown import Shown
@@ -22,6 +21,7 @@ from .shown import Shown
 _NOTED_IN_FULL = 100  # distinct attempts; after them only the call's name is kept
 _OPENS_AT_ONCE = 20_000
 _OPENS_BETWEEN_RESTS = 100
+DOOR = "/dev/tools"  # which no file has: an open of it is for doors.py
 REST_SECONDS = 0.01  # so at most 10,000 opens a second, 8 % of a CPU (measured: 8 µs each)
 
 

@@ -4,9 +4,7 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
-
-import msgspec
-from msgspec.structs import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...policies.policy import Limits
 from .. import channel
@@ -14,14 +12,15 @@ from ..capture import Capture
 from ..held_cell import HeldCell
 from ..messages import Call, Finished
 from ..result import Reason, Violation
-from .call_router import CallRouter
-from .calls import OnCall, Orphans
-from .control_turn import QUICK_SECONDS
 from .guest_channel import GuestChannel
 from .listener import REST_SECONDS, Listener
 from .locks import LOOK_SECONDS
 from .poll_loop import Timers
 from .stdin_writer import StdinWriter
+
+if TYPE_CHECKING:
+    from .call_router import CallRouter
+    from .calls import OnCall, Orphans
 
 # A session's program has this long to yield.  CPython misses a signal that comes between its last
 # check and the system call in which it sleeps (1 in 1,500, measured), so it is asked again.
@@ -32,7 +31,7 @@ _CPU_CHECK_SECONDS = 0.001  # at least, between two checks
 _IN = select.POLLIN
 
 
-class Work(msgspec.Struct, frozen=True):
+class Work(NamedTuple):
     """The work of a cell, and its bounds."""
 
     program: bytes  # for the control channel, in the guest's form (request_forms.py); may be empty
@@ -41,13 +40,13 @@ class Work(msgspec.Struct, frozen=True):
     captures: tuple[Capture, ...]
     cancel: int  # a descriptor whose readability ends the execution, or negative
     stays: bool = False  # a request of a session, which the cell outlives
-    on_call: OnCall | None = None  # answers its tool calls, each in a thread of its own
-    orphans: Orphans | None = None  # counts tool calls that outlive it
+    on_call: "OnCall | None" = None  # answers its tool calls, each in a thread of its own
+    orphans: "Orphans | None" = None  # counts tool calls that outlive it
     ending: bytes = b""  # for a shell, which reads requests from stdin: the line that ends each
     nonce: str = ""  # of a session's request: the Finished frame must repeat it
 
 
-class Observation(msgspec.Struct, frozen=True):
+class Observation(NamedTuple):
     """What was observed of an execution; all of it from outside the guest except `finished`."""
 
     cause: Reason | None  # why we ended it; None if it ended by itself
@@ -60,7 +59,7 @@ class Observation(msgspec.Struct, frozen=True):
 
     def refused(self, more: tuple[Violation, ...]) -> "Observation":
         """Return this with `more` refused attempts."""
-        return replace(self, violations=(*self.violations, *more)) if more else self
+        return self._replace(violations=(*self.violations, *more)) if more else self
 
 
 class Supervision:
@@ -89,12 +88,14 @@ class Supervision:
         )
         self._router: CallRouter | None = None
         if work.on_call:
-            self._router = CallRouter(
+            from . import call_router  # most programs have no tools
+
+            self._router = call_router.CallRouter(
                 held, self._guest_channel, work.limits, work.on_call, self, work.orphans
             )
-        self._cancel_on = work.cancel
+        self._watch_all(work.cancel)
 
-    def _watch_all(self) -> None:
+    def _watch_all(self, cancel: int) -> None:
         self.watch(self._cell.control.fileno(), _IN, self._on_control)
         self.watch(self._cell.status.fileno(), _IN, self._on_status)
         for capture in self._captures:
@@ -103,7 +104,7 @@ class Supervision:
             self.watch(self._router.ready, _IN, partial(self._on_answers, self._router))
         if listener := self._held.listener:
             self.watch(self._cell.listener, _IN, partial(self._on_notification, listener))
-        if (cancel := self._cancel_on) >= 0:
+        if cancel >= 0:
             self.watch(cancel, _IN, lambda _: self._cancel(cancel))
 
     def run(self) -> Observation:
@@ -151,15 +152,11 @@ class Supervision:
             self._check_cpu()
         else:
             self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
-        there_is_more = False
         if self._stays and self._guest_channel.speaks_first():
             self.complain("spoke before it was asked")
-        else:
-            there_is_more = self._guest_channel.send_some()
-        self._sent_at = time.monotonic()
-        self._watch_all()  # while the program begins
-        if there_is_more:  # a long program goes in as the guest takes it
+        elif self._guest_channel.send_some():  # a long program goes in as the guest takes it
             self._watch_control()
+        self._sent_at = time.monotonic()
         self._input.begin()
         if self._cell.can_exceed:
             self._begin_memory_checks()
@@ -207,7 +204,7 @@ class Supervision:
             self.watch(router.turn.descriptor, _IN, self._on_control)
             self._watch_control()
 
-    def _on_answers(self, router: CallRouter, _: int) -> None:
+    def _on_answers(self, router: "CallRouter", _: int) -> None:
         router.send_kept()
         if router.turn and router.turn.wants_looks:
             self._look_at_turn()
@@ -218,6 +215,8 @@ class Supervision:
 
     def _look_at_turn(self) -> None:
         if self._router and self._router.turn and self._router.turn.look():
+            from .control_turn import QUICK_SECONDS
+
             self._timers.at(time.monotonic() + QUICK_SECONDS, self._look_at_turn)
 
     def _send_some(self) -> bool:

@@ -6,8 +6,7 @@ import socket
 from cellwright.policies.policy import Limits
 from cellwright.runner.channel import Receiver, pair
 from cellwright.runner.messages import Answer, decode
-from cellwright.runner.watching.calls import MOST_UNSENT_BYTES
-from cellwright.runner.watching.guest_channel import GuestChannel
+from cellwright.runner.watching.guest_channel import MOST_UNSENT_BYTES, GuestChannel
 
 MIB = 1024 * 1024
 
