@@ -332,6 +332,8 @@ def check_validation(validation: Validation) -> None:
 
 def check_names(where: str, names: object) -> tuple[str, ...]:
     """Return `names` as a tuple; raises PolicyError unless it is a list or tuple of strings."""
+    if names == ():
+        return ()
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return tuple(names)
     raise PolicyError(f"{where}: must be a list of names, got {names!r}")

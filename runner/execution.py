@@ -5,6 +5,8 @@ import os
 import time
 from typing import NamedTuple
 
+import msgspec
+
 from .capture import Capture, OnOutput
 from .held_cell import HeldCell
 from .messages import RunProgram, encode
@@ -26,7 +28,7 @@ from .workspace import (
 _MOST_REASONS = 100  # of reasons why files were not listed
 
 
-class Execution(NamedTuple):
+class Execution(msgspec.Struct, frozen=True):
     seen: Observation
     captures: tuple[Capture, ...]  # of standard output, unless given away, and of standard error
 
@@ -99,7 +101,7 @@ def called_off(request: Request, asked_at: float, layers: tuple[str, ...]) -> Sa
     )  # fmt: skip
 
 
-class WorkspaceChanges(NamedTuple):
+class WorkspaceChanges(msgspec.Struct, frozen=True):
     """The files that a program left in /workspace."""
 
     listing: Listing

@@ -2,7 +2,7 @@
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -26,14 +26,14 @@ _STATUS_OF_CAUSE = {
 _MORE_MEMORY = "needed more than {} bytes"
 
 
-class Count(NamedTuple):
+class Count(msgspec.Struct, frozen=True):
     """The counters of the cell's cgroup."""
 
     usage: CgroupUsage
     oom_kills: int
 
 
-class _End(NamedTuple):
+class _End(msgspec.Struct, frozen=True):
     status: SandboxStatus
     reason: Reason
     error: str | None = None
@@ -44,11 +44,17 @@ def conclude(
     *, execution_time: float, artifacts: tuple[Artifact, ...] = (), **facts: Any,
 ) -> SandboxResult:  # fmt: skip
     """Return the result of an execution; `facts` become fields of it unchanged."""
-    usage = _usage(counted.usage, captures, execution_time)
-    end = _end(seen, counted.oom_kills, usage, limits)
     finished = seen.finished or Finished(None, None, None, None)
     exit_code, signal_number = _exit_of(seen)
-    texts = {each.name: each.text() for each in captures}
+    texts, truncated, output_bytes = {}, {}, 0
+    for each in captures:
+        texts[each.name] = each.text()
+        output_bytes += each.total_bytes
+        if lost := each.dropped_bytes:
+            truncated[each.name] = lost
+    usage = _usage(counted.usage, output_bytes, execution_time)
+    end = _end(seen, exit_code, signal_number, counted.oom_kills, usage, limits)
+    drawn = finished.pictures
     return SandboxResult(
         status=end.status,
         reason=end.reason,
@@ -60,23 +66,25 @@ def conclude(
         error=end.error or _cut(finished.error, _ERROR_CHARACTERS),
         traceback=_cut(finished.traceback, _TRACEBACK_CHARACTERS),
         violations=seen.violations,
-        artifacts=(*_pictures(finished), *artifacts),
-        charts=_charts(finished),
+        artifacts=(*_pictures(finished), *artifacts) if drawn else artifacts,
+        charts=_charts(finished) if drawn else (),
         execution_time=execution_time,
         usage=usage,
-        truncated={each.name: lost for each in captures if (lost := each.dropped_bytes)},
+        truncated=truncated,
         **facts,
     )
 
 
-def _end(seen: Observation, oom_kills: int, usage: Usage, limits: Limits) -> _End:
+def _end(
+    seen: Observation, exit_code: int | None, number: int | None, oom_kills: int, usage: Usage,
+    limits: Limits,
+) -> _End:  # fmt: skip
     """Return how it ended: our own reasons come first, then the kernel's, then the program's."""
     if seen.cause:
         status = _STATUS_OF_CAUSE.get(seen.cause, SandboxStatus.KILLED)
         return _End(status, seen.cause, _explain(seen, limits))
     if seen.stays and seen.finished:
         return _by_its_own_word(seen.finished)
-    exit_code, number = _exit_of(seen)
     if exit_code is None:
         return _killed(number or _signal.SIGKILL, oom_kills, usage, limits)
     if exit_code == 0:
@@ -200,12 +208,12 @@ def _cut(text: str | None, limit: int) -> str | None:
     return text if text is None or len(text) <= limit else text[:limit]
 
 
-def _usage(counted: CgroupUsage, captures: tuple[Capture, ...], wall_seconds: float) -> Usage:
+def _usage(counted: CgroupUsage, output_bytes: int, wall_seconds: float) -> Usage:
     return Usage(
         wall_seconds=wall_seconds,
         cpu_user_seconds=counted.cpu_user_seconds or 0.0,
         cpu_system_seconds=counted.cpu_system_seconds or 0.0,
         memory_peak_bytes=counted.memory_peak_bytes or 0,
         processes_peak=counted.processes_peak or 0,
-        output_bytes=sum([each.total_bytes for each in captures]),
+        output_bytes=output_bytes,
     )

@@ -58,7 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 
 
-class RequestForm(NamedTuple):
+class RequestForm(msgspec.Struct, frozen=True):
     """The bytes for the control channel, the bytes for standard input, and the line that is sent
     there again if the program is interrupted."""
 

@@ -69,9 +69,9 @@ class SessionCell:
         self.lost = ""  # why it is gone
         self.expired = ""  # the setting that has ended it, if one has
         self.on_thaw: Callable[[], None] = lambda: None
-        self.on_rest: Callable[[], None] = lambda: None  # after each request, and at the end
+        self.on_rest: Callable[[], None] = lambda: None  # whenever it is idle again, and at the end
         # Keeps its state on disk and ends it, if nothing uses it.
-        self.on_idle: Callable[[str], None] = lambda why: None
+        self.on_idle: Callable[[str], object] = lambda why: None
         self.may_evict: Callable[[], bool] = lambda: True
         self.attention = SessionAttention(held)
         self.on_begin: Callable[[str], None] = lambda execution_id: None
@@ -289,7 +289,7 @@ class SessionCell:
             except SessionLost:
                 return
             finally:
-                self._concurrency.release()
+                self._rest()
 
     def look(self) -> None:
         """End the session if it was idle or lived too long, or if its CPU time or memory is used
@@ -335,7 +335,7 @@ class SessionCell:
                 with contextlib.suppress(SessionLost), self.held():
                     self._freezer.freeze()
             finally:
-                self._concurrency.release()
+                self._rest()
         return self.is_frozen
 
     def _thaw(self) -> None:

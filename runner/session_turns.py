@@ -67,11 +67,11 @@ class SessionTurns:
         performed = self._perform(request, on_output, cancel)
         if is_lost() and not performed.seen.stays:  # it was closed while this ran
             cause = performed.seen.cause or "cancelled"
-            performed = performed._replace(seen=performed.seen._replace(cause=cause))
+            performed = replace(performed, seen=replace(performed.seen, cause=cause))
         ended_at = time.monotonic()
         stays = performed.seen.stays
         network = self._held.settle_egress(ends=not stays)
-        performed = performed._replace(seen=performed.seen.refused(network.refused))
+        performed = replace(performed, seen=performed.seen.refused(network.refused))
         made = look_at_files(self._held.cell.workspace, request, self._listing, cancel)
         self._listing = made.listing
         counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())

@@ -65,8 +65,9 @@ def _user_namespaces() -> bool:
 
 
 def soon(condition: Callable[[], bool]) -> bool:
-    """Wait up to ten seconds for what systemd does of its own accord: remove a scope that is empty."""
-    end = time.monotonic() + 10
+    """Wait up to a minute, as emulated hosts need, for what others do of their own accord: systemd
+    removes a scope that is empty, a shell's job stops."""
+    end = time.monotonic() + 60
     while not condition() and time.monotonic() < end:
         select.select([], [], [], 0.02)
     return condition()

@@ -38,7 +38,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             if named["packages"]:
                 raise PolicyError("requirements: another name for packages, give one of the two")
             named["packages"] = requirements
-        if isinstance(files := named.get("files"), Mapping):
+        if (files := named.get("files")) and isinstance(files, Mapping):
             named["files"] = _with_content(files)
         return cls(**named)
 

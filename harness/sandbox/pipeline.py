@@ -207,8 +207,11 @@ class RequestPipeline:
         )
         if self._trail is None:
             return result
-        span, kept = self._trail.refuse(why, result.execution_id, trace_id)
-        return replace(result, trace_id=span.trace_id, traceparent=span.traceparent, audited=kept)
+        refused = self._trail.refuse(why, result.execution_id, trace_id)
+        return replace(
+            result, trace_id=refused.span.trace_id, traceparent=refused.span.traceparent,
+            audited=refused.kept,
+        )  # fmt: skip
 
 
 def _unwrapped(request: Request, language: str) -> tuple[Request, tuple[str, ...]]:

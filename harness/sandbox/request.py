@@ -19,6 +19,7 @@ MAX_SOURCE_BYTES = 64 * 1024 * 1024
 _MOST_ARGUMENTS = 10_000
 # What execve(2) takes: MAX_ARG_STRLEN with the NUL, and half of a stack of 8 MiB / 4 for all.
 _ARGUMENT_BYTES, _ARGUMENTS_BYTES = 131_071, 1024 * 1024
+_NONE: frozenset[str] = frozenset()
 _NAME_BYTES = 255  # in one component of a path (NAME_MAX, limits.h)
 
 
@@ -36,7 +37,7 @@ def make_request(given: CallArguments, limits: Limits) -> Request:
         code=_source(given.code),
         inputs=_inputs(_mapping("inputs", given.inputs)),
         files=files,
-        given=frozenset(file.path for file in files),
+        given=frozenset([file.path for file in files]) if files else _NONE,
         environment=check_environment(given.env),
         stdin=None if given.stdin is None else as_bytes("stdin", given.stdin),
         limits=with_timeout(limits, given.timeout),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from ...policies.closing import Closing
-from ...policies.errors import CellwrightError, ClosedError, PauseError, SessionLost
+from ...policies.errors import BusyError, CellwrightError, ClosedError, PauseError, SessionLost
 from ...policies.plan import FIXED_ADDRESSES, Plan
 from ...runner.launcher_claim import LauncherClaim
 from ...runner.session import SessionCell, gone
@@ -190,19 +190,22 @@ class ReturningCell:
         if came.cell.lost:  # before it was adopted
             came.release()
 
-    def try_to_pause(self, why: str) -> None:
+    def try_to_pause(self, why: str) -> bool:
         """Pause the session if nothing uses it; one that could not be paused is not tried again before
-        its next use."""
+        its next use.  Return whether it is only busy for a moment."""
         used_at = self._here.cell.used_at
         if self._refused_at == used_at or not self._turn.acquire(blocking=False):
-            return
+            return False
         try:
             if not self.is_paused and not self.lost and not self._is_wanted():
                 self._pause_idle(why)
+        except BusyError:
+            return True
         except CellwrightError:  # it goes on as it was
             self._refused_at = used_at
         finally:
             self._turn.release()
+        return False
 
     def _pause_idle(self, why: str) -> None:
         here = self._here

@@ -3,7 +3,9 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from ...policies.plan import Plan
 from ..result import NetworkConnection, SandboxResult, SandboxStatus, Violation
@@ -22,7 +24,7 @@ _TERMINAL = {
 }
 
 
-class RecordPlace(NamedTuple):
+class RecordPlace(msgspec.Struct, frozen=True):
     """The place of a record in the trail, and whether the trail kept it."""
 
     span: Span
@@ -93,19 +95,24 @@ class ExecutionTrail:
     def end(self, result: SandboxResult, begun: RecordPlace, *, in_session: bool = False) -> bool:
         """Record how a program ended, its refused attempts and its connections; return whether all
         of its records were kept."""
-        kept = [begun.kept]
+        kept = begun.kept
         try:
-            about = {"owed": begun.kept, "execution_id": result.execution_id}
-            kept += [
-                self._note_violation(each, span=begun.span.child(), **about)
-                for each in result.violations
-            ]
-            kept += [
-                self._note_connection(each, span=begun.span.child(), **about)
-                for each in result.connections
-            ]
+            if result.violations or result.connections:
+                kept &= self._note_attempts(result, begun)
         finally:  # a callback may raise; there is an end for every start
-            kept.append(self._note_end(result, begun, in_session=in_session))
+            kept &= self._note_end(result, begun, in_session=in_session)
+        return kept
+
+    def _note_attempts(self, result: SandboxResult, begun: RecordPlace) -> bool:
+        about = {"owed": begun.kept, "execution_id": result.execution_id}
+        kept = [
+            self._note_violation(each, span=begun.span.child(), **about)
+            for each in result.violations
+        ]
+        kept += [
+            self._note_connection(each, span=begun.span.child(), **about)
+            for each in result.connections
+        ]
         return all(kept)
 
     def lose(self, execution_id: str, begun: RecordPlace, why: BaseException) -> None:

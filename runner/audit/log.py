@@ -102,7 +102,7 @@ class AuditLog(Closing):
         """
         if level < self._level:
             return True
-        trace_id, span_id, parent_id, _ = span or _NO_SPAN
+        trace_id, span_id, parent_id, *_ = span or _NO_SPAN
         names = (category, action, sandbox_id, trace_id, span_id, parent_id)
         words = "".join((*names, target))
         if len(words) > _NAME_LIMIT or not words.isascii() or not words.isprintable():

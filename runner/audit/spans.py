@@ -16,15 +16,16 @@ class Span(NamedTuple):
     span_id: str = ""
     parent_id: str = ""
     sampled: bool = True
+    is_w3c: bool = False  # the trace's id is a W3C id
 
     def child(self) -> "Span":
         """Return a new span that this one causes."""
-        return Span(self.trace_id, new_span_id(), self.span_id, self.sampled)
+        return Span(self.trace_id, new_span_id(), self.span_id, self.sampled, self.is_w3c)
 
     @property
     def traceparent(self) -> str | None:
         """The header that passes the trace on; None if the trace's id is not a W3C id."""
-        if not _is_w3c_id(self.trace_id):
+        if not self.is_w3c:
             return None
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
@@ -33,23 +34,19 @@ def span_of(given: str | None) -> Span:
     """Return a request's span: in the trace that `given` names, a traceparent or any text, or in a
     new trace."""
     if not given:
-        return Span(os.urandom(16).hex(), new_span_id())
-    trace_id, parent_id, sampled = _parsed(given)
-    return Span(trace_id, new_span_id(), parent_id, sampled)
+        return Span(os.urandom(16).hex(), new_span_id(), is_w3c=True)
+    trace_id, parent_id, sampled, is_w3c = _parsed(given)
+    return Span(trace_id, new_span_id(), parent_id, sampled, is_w3c)
 
 
 @lru_cache(maxsize=256)
-def _parsed(given: str) -> tuple[str, str, bool]:
-    """Return trace, parent and the sampled flag, which all calls of an execution share."""
+def _parsed(given: str) -> tuple[str, str, bool, bool]:
+    """Return trace, parent, the sampled flag, which all calls of an execution share, and whether the
+    trace's id is a W3C id."""
     match = _TRACEPARENT.fullmatch(given)
     if match and match[1].strip("0") and match[2].strip("0"):
-        return match[1], match[2], bool(int(match[3], 16) & 1)
-    return given, "", True
-
-
-@lru_cache(maxsize=256)
-def _is_w3c_id(trace_id: str) -> bool:
-    return bool(_W3C_ID.fullmatch(trace_id))
+        return match[1], match[2], bool(int(match[3], 16) & 1), True
+    return given, "", True, bool(_W3C_ID.fullmatch(given))
 
 
 def new_span_id() -> str:

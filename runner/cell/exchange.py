@@ -60,9 +60,11 @@ def give(run: RunProgram, main: types.ModuleType, filename: str) -> None:
 def report(end: tuple[Finished, int], sock: Channel, nonce: str = "") -> None:
     finished, code = end
     told = replace(finished, ends_well=code == 0, exit_code=code, nonce=nonce)
-    with contextlib.suppress(OSError):  # the guest may have closed it
+    try:  # contextlib.suppress would copy the pages of its class into every cell
         for packet in packets(encode(told)):
             sock.send(packet)
+    except OSError:  # the guest may have closed it
+        pass
 
 
 def report_to(control: int, finished: Finished) -> None:

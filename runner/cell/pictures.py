@@ -42,19 +42,19 @@ def pictures(value: object, limit: int) -> Pictures:
         if (limit := limit - len(content)) < 0:
             break
         kept.append((mime, content))
-    told = packed(numbered) if len(kept) < MOST_PICTURES else b""
+    told = packed(numbered) if numbered and len(kept) < MOST_PICTURES else b""
     return (*kept, (CHARTS, told)) if told else tuple(kept)
 
 
 def _of_value(value: object) -> list[tuple[str, bytes]]:
     found = []
     for name, mime in _METHODS.items():
-        method = getattr(type(value), name, None)
-        with contextlib.suppress(Exception):  # the program's own code
-            content = method(value) if method else None
-            content = content[0] if isinstance(content, tuple) else content  # and metadata
-            if isinstance(content, str | bytes):
-                found.append((mime, content.encode() if isinstance(content, str) else content))
+        if method := getattr(type(value), name, None):
+            with contextlib.suppress(Exception):  # the program's own code
+                content = method(value)
+                content = content[0] if isinstance(content, tuple) else content  # and metadata
+                if isinstance(content, str | bytes):
+                    found.append((mime, content.encode() if isinstance(content, str) else content))
     return found
 
 

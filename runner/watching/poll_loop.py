@@ -32,6 +32,7 @@ class Timers:
     def __init__(self) -> None:
         self._due: dict[Callable[[], None], float] = {}
         self._asked = 0.0  # when poll(2) was asked for events
+        self._first = 0.0  # the earliest moment then
 
     def at(self, moment: float, do: Callable[[], None]) -> None:
         """Call `do` at `moment` instead of at its earlier moment."""
@@ -40,13 +41,15 @@ class Timers:
     def patience_milliseconds(self) -> float:
         """Return the time until the next action, as poll(2), which is asked next, takes it."""
         self._asked = time.monotonic()
-        first = min(self._due.values(), default=math.inf)
+        self._first = first = min(self._due.values(), default=math.inf)
         if first <= self._asked:
             return 0.0
         return min(first - self._asked, _LONGEST_WAIT_SECONDS) * 1000 + 1
 
     def ring(self) -> None:
         """Call every action that was due before poll(2) was asked, the earliest first."""
+        if self._first > self._asked:
+            return
         for do in sorted(
             (do for do, at in self._due.items() if at <= self._asked), key=self._due.__getitem__
         ):

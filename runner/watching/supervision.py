@@ -4,7 +4,10 @@ import select
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
 
 from ...policies.policy import Limits
 from .. import channel
@@ -31,7 +34,7 @@ _CPU_CHECK_SECONDS = 0.001  # at least, between two checks
 _IN = select.POLLIN
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, frozen=True):
     """The work of a cell, and its bounds."""
 
     program: bytes  # for the control channel, in the guest's form (request_forms.py); may be empty
@@ -46,7 +49,7 @@ class Work(NamedTuple):
     nonce: str = ""  # of a session's request: the Finished frame must repeat it
 
 
-class Observation(NamedTuple):
+class Observation(msgspec.Struct, frozen=True):
     """What was observed of an execution; all of it from outside the guest except `finished`."""
 
     cause: Reason | None  # why we ended it; None if it ended by itself
@@ -59,7 +62,7 @@ class Observation(NamedTuple):
 
     def refused(self, more: tuple[Violation, ...]) -> "Observation":
         """Return this with `more` refused attempts."""
-        return self._replace(violations=(*self.violations, *more)) if more else self
+        return replace(self, violations=(*self.violations, *more)) if more else self
 
 
 class Supervision:
@@ -93,9 +96,9 @@ class Supervision:
             self._router = call_router.CallRouter(
                 held, self._guest_channel, work.limits, work.on_call, self, work.orphans
             )
-        self._watch_all(work.cancel)
+        self._cancel_on = work.cancel
 
-    def _watch_all(self, cancel: int) -> None:
+    def _watch_all(self) -> None:
         self.watch(self._cell.control.fileno(), _IN, self._on_control)
         self.watch(self._cell.status.fileno(), _IN, self._on_status)
         for capture in self._captures:
@@ -104,7 +107,7 @@ class Supervision:
             self.watch(self._router.ready, _IN, partial(self._on_answers, self._router))
         if listener := self._held.listener:
             self.watch(self._cell.listener, _IN, partial(self._on_notification, listener))
-        if cancel >= 0:
+        if (cancel := self._cancel_on) >= 0:
             self.watch(cancel, _IN, lambda _: self._cancel(cancel))
 
     def run(self) -> Observation:
@@ -152,11 +155,15 @@ class Supervision:
             self._check_cpu()
         else:
             self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
+        there_is_more = False
         if self._stays and self._guest_channel.speaks_first():
             self.complain("spoke before it was asked")
-        elif self._guest_channel.send_some():  # a long program goes in as the guest takes it
-            self._watch_control()
+        else:
+            there_is_more = self._guest_channel.send_some()
         self._sent_at = time.monotonic()
+        self._watch_all()  # while the program begins
+        if there_is_more:  # a long program goes in as the guest takes it
+            self._watch_control()
         self._input.begin()
         if self._cell.can_exceed:
             self._begin_memory_checks()

@@ -19,11 +19,17 @@ from cellwright.harness.sandbox.pausing import state_file
 from cellwright.harness.sandbox.pausing.pausing import PausedSession
 from cellwright.harness.sandbox.pausing.state_file import FILES, HEADER, MEMORY, PauseToken
 from cellwright.runner.branching.kept import KeptMemory, KeptReader, PageRun
+from cellwright.runner.branching.machine import machine
+from cellwright.runner.branching.pages import PAGE_BYTES
 from cellwright.runner.branching.state import OpenFile
 from tests.conftest import policy_named
 from tests.escapes.test_branches import seen_from_outside
 
-pytestmark = pytest.mark.needs("userns", "root")
+MACHINE = machine()
+pytestmark = [
+    pytest.mark.needs("userns", "root"),
+    pytest.mark.skipif(MACHINE is None, reason="no branches by memory on this machine"),
+]
 
 Pieces = list[tuple[bytes, bytes]]
 Forge = Callable[[Pieces], Pieces]
@@ -31,7 +37,15 @@ Forge = Callable[[Pieces], Pieces]
 OWN = {"SigIgn", "SigBlk", "Umask", "cwd", "descriptors"}
 HIGH = 1 << 63
 WORDS = 8  # bytes of a register
-INSTRUCTION, FLAGS, STACK, CODE_SEGMENT = 16, 18, 19, 17  # in struct user_regs_struct
+INSTRUCTION = MACHINE.program_counter if MACHINE else 0
+STACK = MACHINE.stack_pointer if MACHINE else 0
+# Registers, by index, with what a program may not have in them: more privilege, and another mode.  In
+# struct user_regs_struct: eflags with IOPL 3, cs with the kernel's segment; in struct user_pt_regs:
+# pstate with EL1, and of 32 bits.
+PRIVILEGE, MODE = {
+    "x86_64": ((18, 0x3246), (17, 0x10)),
+    "aarch64": ((33, 0x3C5), (33, 0x10)),
+}.get(os.uname().machine, ((0, 0), (0, 0)))
 
 
 @pytest.fixture(scope="module")
@@ -138,9 +152,9 @@ def page_at(address: int) -> Forge:
     """Add a page there."""
 
     def change(kept: KeptMemory) -> KeptMemory:
-        return msgspec.structs.replace(kept, runs=(*kept.runs, PageRun(address, 4096)))
+        return msgspec.structs.replace(kept, runs=(*kept.runs, PageRun(address, PAGE_BYTES)))
 
-    return head(change, bytes(4096))
+    return head(change, bytes(PAGE_BYTES))
 
 
 def opened(path: str, flags: int = os.O_RDONLY, number: int = 4) -> Forge:
@@ -186,8 +200,8 @@ FORGED: dict[str, Forge] = {
     # the registers
     "an instruction in the kernel": register(INSTRUCTION, HIGH | 0x1000),
     "an instruction nowhere": register(INSTRUCTION, 0x41414141),
-    "privileged flags": register(FLAGS, 0x3246),  # IOPL 3
-    "a segment of the kernel": register(CODE_SEGMENT, 0x10),
+    "privileged flags": register(*PRIVILEGE),
+    "another mode of the processor": register(*MODE),
     "a stack in the kernel": register(STACK, HIGH | 0x1000),
     "registers too few": head(lambda kept: msgspec.structs.replace(kept, registers=b"")),
     "other registers of noise": head(
@@ -195,7 +209,7 @@ FORGED: dict[str, Forge] = {
     ),
     # the pages
     "a page in the kernel": page_at(0xFFFF_8000_0000_0000),
-    "a page at the end of addresses": page_at((1 << 64) - 4096),
+    "a page at the end of addresses": page_at((1 << 64) - PAGE_BYTES),
     "a page that no mapping has": page_at(0x7FFF_FFFF_E000),
     # the files
     "the memory of the first process": opened("/proc/1/mem", os.O_RDWR),

@@ -29,6 +29,7 @@ from cellwright import (
     SessionSettings,
 )
 from cellwright.harness.sandbox.pausing.pausing import Pausing
+from cellwright.harness.sandbox.returning_cell import ReturningCell
 from cellwright.runner.branching_process import BranchingProcess
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
@@ -298,6 +299,88 @@ class Gate:
 
 
 KEEP = Pausing._keep
+
+
+@contextlib.contextmanager
+def attended(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Answer what a session attempts between two requests, for as long as the block takes."""
+    begun, may_end = threading.Event(), threading.Event()
+    cell = session.cell  # type: ignore[attr-defined]
+
+    def answer() -> str:
+        begun.set()
+        assert may_end.wait(60)
+        return ""
+
+    monkeypatch.setattr(cell.attention, "answer", answer)
+    with ThreadPoolExecutor(1) as pool:
+        attending = pool.submit(cell.attend)
+        assert begun.wait(60)
+        try:
+            yield
+        finally:
+            may_end.set()
+            attending.result(60)
+
+
+def tries_of(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Return an event that is set once a session was tried to be paused."""
+    tried = threading.Event()
+    attempt = ReturningCell.try_to_pause
+
+    def try_to_pause(returning: ReturningCell, why: str) -> bool:
+        is_busy = attempt(returning, why)
+        tried.set()
+        return is_busy
+
+    monkeypatch.setattr(ReturningCell, "try_to_pause", try_to_pause)
+    return tried
+
+
+def test_a_session_that_is_attended_to_is_paused_later(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sandbox.session() as session:
+        session.execute("x = 1")
+        with attended(session, monkeypatch):
+            assert not pause(session)
+            assert not session._returning.is_evictable  # type: ignore[attr-defined]
+        assert pause(session)
+        assert value(session, "x") == 1
+
+
+def test_another_session_waits_until_one_is_not_attended_to_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = tries_of(monkeypatch)
+    with sandbox_at(tmp_path, SessionSettings(alive=1, pause_seconds=NEVER)) as box:
+        first = box.session()
+        with ThreadPoolExecutor(1) as pool:
+            with attended(first, monkeypatch):
+                opening = pool.submit(box.session)
+                assert tried.wait(60)
+                assert not first.paused
+            assert opening.result(60).execute("1").ok
+        assert (first.paused, first.lost) == (True, "")
+
+
+@pytest.mark.needs("cgroup")
+def test_the_thread_looks_again_at_a_session_that_was_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = tries_of(monkeypatch)
+    with (
+        sandbox_at(tmp_path, SessionSettings(memory_bytes=1 << 40)) as box,
+        box.session() as session,
+    ):
+        session.execute("x = 1")
+        idle = box._cells._sessions._services.idle  # type: ignore[attr-defined]
+        with attended(session, monkeypatch):
+            idle._settings = SessionSettings(memory_bytes=1)
+            idle.note_rest()
+            assert tried.wait(60)
+            assert not session.paused
+        assert soon(lambda: session.paused)
 
 
 @pytest.fixture

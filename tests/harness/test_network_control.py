@@ -28,6 +28,7 @@ from cellwright.policies.policy import Filesystem, Network
 from cellwright.runner import living
 from cellwright.runner.messages import decode, encode
 from tests.conftest import ROOT
+from tests.forked import exit_code_of
 from tests.network import LOOPBACK, NAME, Server, answer_http, policy, resolving, serving, tcp
 
 OTHER = "other.example.org"
@@ -179,11 +180,7 @@ def test_the_socket_goes_with_its_sandbox(server: Server, own_records: Path) -> 
         path = control_of(box)
         assert os.stat(path).st_mode & 0o777 == 0o600
         assert own_records.stat().st_mode & 0o777 == 0o700
-        child = os.fork()
-        if not child:
-            box.close()  # the socket is not the child's
-            os._exit(0)
-        os.waitpid(child, 0)
+        assert exit_code_of(box.close) == 0  # the socket is not the child's
         assert ask(path, ShowRules()).rules
     assert not os.path.exists(path)
     assert [each.name for each in threading.enumerate() if "network" in each.name] == []

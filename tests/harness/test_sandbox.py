@@ -16,6 +16,7 @@ from cellwright import ClosedError, PolicyError, Sandbox, SandboxStatus, create_
 from cellwright.policies.policy import MIB, Policy
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, with_limits
+from tests.forked import exit_code_of
 
 COMPLETED, FAILED = SandboxStatus.COMPLETED, SandboxStatus.FAILED
 KILLED, TIMEOUT, REJECTED = SandboxStatus.KILLED, SandboxStatus.TIMEOUT, SandboxStatus.REJECTED
@@ -603,18 +604,13 @@ def test_after_closing_nothing_runs_and_closing_again_is_fine() -> None:
 def test_a_forked_child_is_refused_and_cannot_end_its_parents_cells() -> None:
     with Sandbox(policy=policy_named("strict")) as sandbox:
         sandbox.execute("1")
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                try:
-                    sandbox.execute("1 + 1")
-                except ClosedError:
-                    code = 0
-                sandbox.close()
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+        def use() -> None:
+            with pytest.raises(ClosedError):
+                sandbox.execute("1 + 1")
+            sandbox.close()
+
+        assert exit_code_of(use) == 0
         assert sandbox.execute("1 + 1").value == 2
 
 

@@ -73,6 +73,11 @@ def test_the_value_before_is_underscore(session: Session) -> None:
     assert session.execute("_ + 1").value == 43
 
 
+def test_a_list_that_held_itself_is_json_once_it_does_not(session: Session) -> None:
+    assert session.execute("x = []; x.append(x); x").value == "[[...]]"
+    assert session.execute("x[:] = [1]; [x]").value == [[1]]
+
+
 def test_await_works_at_the_top_level_and_its_loop_stays(session: Session) -> None:
     session.execute("import asyncio\nasync def later(n):\n    await asyncio.sleep(0)\n    return n")
     assert session.execute("await later(3)").value == 3

@@ -201,7 +201,7 @@ def test_a_missing_program_is_named_there(session: Session) -> None:
 
 def test_a_flood_waits_for_its_reader(session: Session) -> None:
     with session.terminal(["yes"]) as terminal:
-        assert terminal.read(timeout=_PATIENCE).startswith(b"y\r\ny\r\n")
+        until(terminal, b"y\r\ny\r\n")
         assert session.execute("1 + 1").value == 2
         terminal.kill()
         assert terminal.wait(_PATIENCE) == 137

@@ -15,6 +15,7 @@ from cellwright.runner.messages import Answer, Call, Finished, decode, encode
 from cellwright.runner.watching.calls import _WORKERS, Calls, OnCall
 from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.conftest import soon
+from tests.forked import exit_code_of
 
 FRAMES = [
     encode(Call(1, "weather.get", b'{"city": "Paris"}', "<cell>:1")),
@@ -194,7 +195,4 @@ def test_calls_are_answered_after_a_fork_too() -> None:
     parent = os.getpid()
     assert answered()
     soon(lambda: bool(_WORKERS._idle))
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if answered() else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert exit_code_of(lambda: 0 if answered() else 1) == 0

@@ -89,7 +89,7 @@ def supervise(
     held = held_cell_of(cell)
     held.prepare()
     seen = Supervision(held, Work(b"request", b"", limits, captures, cancel)).run()
-    return seen._replace(sent_at=0.0)
+    return msgspec.structs.replace(seen, sent_at=0.0)
 
 
 class FakeOrigin:

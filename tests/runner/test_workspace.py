@@ -21,6 +21,7 @@ from cellwright.runner.workspace import (
     read_file,
 )
 from tests.conftest import policy_named, with_limits
+from tests.forked import exit_code_of
 
 CANARY = b"host secret"
 
@@ -91,18 +92,16 @@ def test_other_mounts_are_not_entered(place: tuple[Path, int]) -> None:
 
     path, _ = place
     (path / "m").mkdir()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            processes.unshare(processes.CLONE_NEWNS)
-            mounts.make_private()
-            mounts.put(Now(), mounts.new(Now(), "tmpfs", 0, size="1M"), str(path / "m"))
-            (path / "m/f").write_text("x")
-            inside = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            os._exit(0 if list(list_files(inside)) == [] else 1)
-        finally:
-            os._exit(2)
-    assert os.waitpid(pid, 0)[1] == 0
+
+    def look() -> int:
+        processes.unshare(processes.CLONE_NEWNS)
+        mounts.make_private()
+        mounts.put(Now(), mounts.new(Now(), "tmpfs", 0, size="1M"), str(path / "m"))
+        (path / "m/f").write_text("x")
+        inside = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        return 0 if list(list_files(inside)) == [] else 1
+
+    assert exit_code_of(look) == 0
 
 
 def test_a_name_that_is_no_text_is_left_out(place: tuple[Path, int]) -> None:

@@ -53,7 +53,7 @@ class IdlePauses:
             for session, size in sizes:
                 if over <= 0:
                     return
-                session.try_to_pause("idle longest while all take more than memory_bytes")
+                self._try_to_pause(session, "idle longest while all take more than memory_bytes")
                 over -= size if session.is_paused else 0
 
     def look(self) -> float:
@@ -61,11 +61,15 @@ class IdlePauses:
         after, due = self._settings.pause_seconds, _DAY
         for session in self._alive() if after is not None else ():
             if (left := (after or 0.0) - session.here.cell.idle_seconds) <= 0:
-                session.try_to_pause(f"it was idle for {after:g} s")
+                self._try_to_pause(session, f"it was idle for {after:g} s")
             if not session.is_paused:
                 due = min(due, left if left > 0 else after or 0.0)
         self.make_room(0)
         return due
+
+    def _try_to_pause(self, session: ReturningCell, why: str) -> None:
+        if session.try_to_pause(why):
+            self._wake.set()  # look again soon: nothing tells when it is not busy any more
 
     def _known(self) -> list[ReturningCell]:
         with self._lock:

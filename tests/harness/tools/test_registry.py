@@ -1,7 +1,6 @@
 """The registry: what is committed stays, names belong to somebody, and what keeps failing is retired."""
 
 import contextlib
-import os
 import signal
 import sqlite3
 import subprocess
@@ -28,6 +27,7 @@ from cellwright import (
 from cellwright.harness.tools import store
 from cellwright.harness.tools.store import ToolStore
 from tests.conftest import ROOT
+from tests.forked import exit_code_of
 
 DOUBLE = ToolSpec(
     name="double", description="Double a number", source_code="def double(n): return n * 2"
@@ -439,17 +439,13 @@ def test_too_many_versions_are_refused(
 def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(tmp_path: Path) -> None:
     with ToolRegistry(str(tmp_path / "tools.db")) as registry:
         registry.add(spec("double"))
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
+
+        def use() -> None:
+            with pytest.raises(RegistryError):
                 registry.get("double")
-            except RegistryError:
-                registry.close()
-                status = 0
-            finally:
-                os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+            registry.close()
+
+        assert exit_code_of(use) == 0
         registry.add(spec("double"))
         assert registry.get("double").version == 2
 

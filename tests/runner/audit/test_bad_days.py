@@ -20,6 +20,7 @@ from cellwright import AuditError, AuditLog, PolicyError, verify
 from cellwright.runner.audit.record import LONGEST_LINE
 from cellwright.runner.audit.verification import lines_of, read
 from tests.conftest import ROOT
+from tests.forked import exit_code_of
 
 
 def filled(path: Path, records: int = 3, **settings: object) -> list[bytes]:
@@ -108,20 +109,16 @@ def test_a_closed_log_keeps_nothing_and_says_so(tmp_path: Path) -> None:
     assert not required.record("c", "a", owed=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_process_cannot_write_the_trail_of_its_parent(tmp_path: Path) -> None:
     log = AuditLog(path=tmp_path / "a")
     log.record("c", "parent")
-    child = os.fork()
-    if not child:
-        try:
+
+    def write() -> None:
+        with pytest.raises(AuditError):
             log.record("c", "child")
-        except AuditError:
-            log.close()
-            os._exit(3)
-        finally:
-            os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        log.close()
+
+    assert exit_code_of(write) == 0
     log.record("c", "parent")
     log.close()
     assert actions(tmp_path / "a") == ["parent", "parent"]

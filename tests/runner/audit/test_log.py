@@ -19,6 +19,7 @@ from cellwright.runner.audit.record import GENESIS, parse
 from cellwright.runner.audit.spans import span_of
 from cellwright.runner.audit.verification import read
 from tests.conftest import ROOT
+from tests.forked import forked
 
 
 def filled(path: Path, records: int = 3, **settings: object) -> list[bytes]:
@@ -418,11 +419,7 @@ def test_ids_of_spans_are_random_and_a_child_of_a_fork_draws_its_own() -> None:
     assert len(set(ids)) == 1000
     assert all(re.fullmatch("[0-9a-f]{16}", each) for each in ids)
     reading, writing = os.pipe()
-    with open(reading) as read:
-        if not (child := os.fork()):
-            os.write(writing, span_of(None).span_id.encode())
-            os._exit(0)
+    with open(reading) as read, forked(lambda: os.write(writing, span_of(None).span_id.encode())):
         os.close(writing)
-        os.waitpid(child, 0)
         others = read.read()
     assert others not in {span_of(None).span_id for _ in range(1000)}

@@ -19,6 +19,7 @@ from cellwright.runner.branching.pages import (
     differences,
 )
 from cellwright.runner.branching.traced import Traced
+from tests.forked import forked
 
 _LIBC = ctypes.CDLL(None)
 AT = 16  # the number of the first page
@@ -56,12 +57,8 @@ def test_what_differs_is_told_by_the_page_maps(name: str) -> None:
 
 
 def test_a_process_that_was_killed_is_not_taken_for_one_without_pages() -> None:
-    pid = os.fork()
-    if not pid:
-        signal.pause()
-    page_map = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with forked(signal.pause) as process:
+        page_map = os.open(f"/proc/{process.pid}/pagemap", os.O_RDONLY)
     with pytest.raises(ProcessLookupError):
         pages.entries_of(page_map, AT * PAGE_BYTES, 1)
     os.close(page_map)
@@ -101,20 +98,20 @@ def region() -> Region:
 def child(region: Region) -> Iterator[Memory]:
     """A child, to whom the eighth page of the region is closed."""
     ready, told = os.pipe()
-    pid = os.fork()
-    if not pid:
+
+    def wait() -> None:
         _LIBC.mprotect(ctypes.c_void_p(region.address + 8 * PAGE_BYTES), PAGE_BYTES, 0)
         os.write(told, b"x")
         while True:
             signal.pause()
-    os.read(ready, 1)
-    os.close(ready)
-    os.close(told)
-    process = Memory(pid)
-    yield process
-    process.close(dies=False)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+
+    with forked(wait) as started:
+        os.close(told)
+        assert os.read(ready, 1)
+        os.close(ready)
+        process = Memory(started.pid)
+        yield process
+        process.close(dies=False)
 
 
 def test_pages_that_differ_are_found_in_runs(region: Region, child: Memory) -> None:

@@ -1,7 +1,6 @@
 """`Sandbox(connect=...)` has the same calls, results and exceptions as a local Sandbox."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from cellwright.policies import errors
 from cellwright.policies.errors import LauncherLost, Unenforceable
 from cellwright.policies.policy import Policy
 from tests.conftest import ROOT, soon
+from tests.forked import exit_code_of
 from tests.harness.servers.daemon.daemons import Daemon, serving
 
 pytestmark = pytest.mark.needs("userns")
@@ -360,16 +360,13 @@ def test_an_idle_session_is_ended_and_told_why(tmp_path: Path) -> None:
 
 def test_a_forked_process_does_not_use_its_parents_connections(connected: Sandbox) -> None:
     connected.execute("1")
-    child = os.fork()
-    if child == 0:
-        try:
+
+    def use() -> None:
+        with pytest.raises(ClosedError):
             connected.execute("1")
-        except ClosedError:
-            connected.close()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+        connected.close()
+
+    assert exit_code_of(use) == 0
     assert connected.execute("1").ok
 
 

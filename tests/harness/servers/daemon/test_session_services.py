@@ -23,6 +23,7 @@ from cellwright import (
 )
 from cellwright.harness.sandbox.remote.frames import ClosePort, Done
 from tests.conftest import soon
+from tests.forked import exit_code_of
 from tests.harness.packages.wheels import good_wheel
 from tests.harness.servers.daemon.daemons import Daemon, serving
 
@@ -264,12 +265,13 @@ def test_the_policy_decides_on_terminals_and_ports(daemon: Daemon) -> None:
 
 def test_a_client_that_dies_hangs_up_its_terminal(daemon: Daemon, workshop: Sandbox) -> None:
     with workshop.session() as session:
-        child = os.fork()
-        if not child:
+
+        def die() -> None:
             with daemon.sandbox("workshop") as mine:
                 mine.session(session.id).terminal(["cat"])
                 os._exit(0)
-        os.waitpid(child, 0)
+
+        assert exit_code_of(die) == 0
         (program,) = session.processes()
         assert program.wait(_PATIENCE) == 128 + signal.SIGHUP
         assert re.fullmatch("<BackgroundProcess 1: 'cat', exit code 129>", repr(program))
