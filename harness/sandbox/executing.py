@@ -1,5 +1,6 @@
 """`Executing`, the base of `Sandbox` and `Session`: `execute`, `aexecute`, `start` and closing."""
 
+import os
 import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -140,6 +141,8 @@ class Executing(Closing):
                 "on_output: must be a plain function here, not a coroutine function",
                 "aexecute takes a coroutine function and awaits it",
             )
+        if cancel != NEVER:
+            _check_descriptor(cancel)
         return self._execute(given, on_output, cancel)
 
     async def aexecute(
@@ -268,6 +271,14 @@ class Executing(Closing):
 def _check_callable(on_output: object) -> None:
     if on_output is not None and not callable(on_output):
         raise PolicyError(f"on_output: must be a function, got {on_output!r}")
+
+
+def _check_descriptor(cancel: object) -> None:
+    """Raise PolicyError unless `cancel` is an open descriptor of this process."""
+    try:
+        os.fstat(cancel if isinstance(cancel, int) and not isinstance(cancel, bool) else NEVER)
+    except (OSError, OverflowError):
+        raise PolicyError(f"cancel: must be an open descriptor, got {cancel!r}") from None
 
 
 def _is_async(function: object) -> bool:

@@ -96,7 +96,8 @@ class Supervision:
             self._router = call_router.CallRouter(
                 held, self._guest_channel, work.limits, work.on_call, self, work.orphans
             )
-        self._cancel_on = work.cancel
+        if (cancel := work.cancel) >= 0:
+            self.watch(cancel, _IN, lambda _: self._cancel(cancel))
 
     def _watch_all(self) -> None:
         self.watch(self._cell.control.fileno(), _IN, self._on_control)
@@ -107,8 +108,6 @@ class Supervision:
             self.watch(self._router.ready, _IN, partial(self._on_answers, self._router))
         if listener := self._held.listener:
             self.watch(self._cell.listener, _IN, partial(self._on_notification, listener))
-        if (cancel := self._cancel_on) >= 0:
-            self.watch(cancel, _IN, lambda _: self._cancel(cancel))
 
     def run(self) -> Observation:
         """Run the program and watch it until it has ended.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,12 @@ def test_cancelling_twice_and_after_the_end_is_harmless(strict: Sandbox) -> None
     run.cancel()
     assert run.result() is result
     assert result.value == 2
+
+
+@pytest.mark.parametrize("cancel", ["x", None, True, 10**12, -2])
+def test_only_an_open_descriptor_can_cancel(strict: Sandbox, cancel: Any) -> None:
+    with pytest.raises(PolicyError, match="cancel: must be an open descriptor, got"):
+        strict.execute("1", cancel=cancel)
 
 
 def test_cancelling_before_the_cell_is_up_works(strict: Sandbox) -> None:
