@@ -19,12 +19,13 @@ from .pages import (
     OWN,
     PAGE_BYTES,
     RUNS,
-    Transfers,
     differences,
     entries_of,
     is_equal,
     read,
     stretches,
+    unequal,
+    write_pages,
 )
 from .state import IDS, copy_limits, copy_state, require_copyable, require_equal, state_of
 from .traced import Traced, number_of
@@ -77,11 +78,13 @@ def _keep_pages(
             raise NotCopyable(f"it has read more than {MOST_COMPARED >> 30} GiB it never wrote")
         at_once = CHUNK_BYTES if is_own else COMPARED_BYTES
         for start in range(run.address, run.end, at_once):
-            data = read(source, start, min(at_once, run.end - start))
-            if is_own or image is None:
+            data = bytearray(read(source, start, min(at_once, run.end - start)))
+            if image is None:
                 writer.add(start, data)
+            elif is_own:
+                _keep_own(start, data, image, writer)
             else:
-                _keep_differences(start, bytearray(data), image, mappings, writer)
+                _keep_differences(start, data, image, mappings, writer)
 
 
 def _kept_runs(
@@ -102,6 +105,20 @@ def _kept_runs(
 
 def _kinds(page_map: int, start: int, count: int) -> bytearray:
     return bytearray(entries_of(page_map, start, count)[7::8].translate(KINDS))
+
+
+def _keep_own(start: int, data: bytearray, image: KeptReader, writer: KeptWriter) -> None:
+    """Keep a process's own pages but those that are as in the image: each cell has copies of its own of
+    some pages before a program writes them."""
+    for run in without((PageRun(start, len(data)),), _alike(start, data, image)):
+        writer.add(run.address, data[run.address - start : run.end - start])
+
+
+def _alike(start: int, data: bytearray, image: KeptReader) -> Iterator[PageRun]:
+    for run in image.within(start, start + len(data)):
+        had = data[run.address - start : run.end - start]
+        differ = unequal(had, image.all_of(run))
+        yield from without((run,), (PageRun(run.address + at, end - at) for at, end in differ))
 
 
 def _keep_differences(
@@ -155,18 +172,17 @@ def restore(guest: int, fresh: KeptReader, kept: int) -> None:
 def _restore_pages(
     target: Traced, mappings: list[Mapping], image: KeptReader, kept: KeptReader
 ) -> None:
-    page_map, transfers = target.open("pagemap"), Transfers((target,))
+    page_map, written = target.open("pagemap"), []
     for start, count in stretches(mappings):
         end = start + count * PAGE_BYTES
-        of_image, of_kept = list(image.within(start, end)), list(kept.within(start, end))
+        of_image, of_kept = image.within(start, end), kept.within(start, end)
         # First, as a call needs its instruction.
         for run in _superfluous(page_map, start, count, (*of_image, *of_kept)):
             target.call("madvise", run.address, run.size, _DONTNEED)
-        for run in without(_of_another(target, image, of_image), of_kept):
+        for run in _of_another(target, image, without(of_image, of_kept)):
             target.write(run.address, image.all_of(run))
-        for run in of_kept:
-            transfers.write(run.address, kept.all_of(run))
-    transfers.flush()
+        written += of_kept
+    write_pages(target, written, [kept.all_of(run) for run in written])
 
 
 def _of_another(target: Traced, image: KeptReader, runs: Iterable[PageRun]) -> Iterator[PageRun]:
@@ -181,8 +197,8 @@ def _superfluous(
 ) -> Iterator[PageRun]:
     """Yield the pages of a process that are no file's and in none of `runs`."""
     kinds = _kinds(page_map, start, count)
-    for run in runs:
-        first, end = ((at - start) // PAGE_BYTES for at in (run.address, run.end))
-        kinds[first:end] = bytes(end - first)
+    for address, size in runs:
+        first, pages = (address - start) // PAGE_BYTES, size // PAGE_BYTES
+        kinds[first : first + pages] = bytes(pages)
     for found in _PRESENT.finditer(kinds):
         yield PageRun(start + found.start() * PAGE_BYTES, len(found[0]) * PAGE_BYTES)

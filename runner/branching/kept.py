@@ -122,15 +122,15 @@ class KeptReader:
         place = self._places[at] + address - self._addresses[at]
         return self._mapped[place : place + size]
 
-    def within(self, start: int, end: int) -> Iterator[PageRun]:
-        """Yield the parts of its runs between two addresses."""
-        for at in range(max(0, bisect.bisect_right(self._addresses, start) - 1), len(self._places)):
-            run = self.kept.runs[at]
-            if run.address >= end:
-                break
-            if run.end > start:
-                first = max(run.address, start)
-                yield PageRun(first, min(run.end, end) - first)
+    def within(self, start: int, end: int) -> list[PageRun]:
+        """Return the parts of its runs between two addresses."""
+        first = max(0, bisect.bisect_right(self._addresses, start) - 1)
+        found = list(self.kept.runs[first : bisect.bisect_left(self._addresses, end)])
+        if found and found[0].address < start:
+            found[:1] = [PageRun(start, found[0].end - start)] if found[0].end > start else []
+        if found and found[-1].end > end:
+            found[-1] = PageRun(found[-1].address, end - found[-1].address)
+        return found
 
     def all_of(self, run: PageRun) -> memoryview:
         """Return the content of pages that were kept in one run."""
@@ -176,17 +176,17 @@ def without(runs: Iterable[PageRun], others: Iterable[PageRun]) -> Iterator[Page
     """Yield the parts of `runs` that are in none of `others`; both in order."""
     rest = iter(others)
     other = next(rest, None)
-    for run in runs:
-        start = run.address
-        while other and other.address < run.end:
+    for start, size in runs:
+        end = start + size
+        while other and other.address < end:
             if other.address > start:
                 yield PageRun(start, other.address - start)
             start = max(start, other.end)
-            if other.end > run.end:
+            if start > end:
                 break
             other = next(rest, None)
-        if start < run.end:
-            yield PageRun(start, run.end - start)
+        if start < end:
+            yield PageRun(start, end - start)
 
 
 def _write(file: int, data: bytes | bytearray) -> None:

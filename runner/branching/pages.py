@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from ..kernel.tracing import MOST_PLACES, TransferRoom
+from ..kernel.tracing import MOST_PLACES, Places, TransferRoom
 from .layout import Mapping, NotCopyable
 from .traced import Traced
 
@@ -47,11 +47,11 @@ _FRAME = range(6)  # the bytes of an entry that say where the page is; only root
 
 
 class Transfers:
-    """Pages that are written to targets, many at once: by `copy` of a source, or by `write`."""
+    """Pages that are copied from a source to targets, many at once."""
 
-    def __init__(self, targets: Sequence[Traced], source: Traced | None = None) -> None:
-        self._targets = targets
+    def __init__(self, source: Traced, targets: Sequence[Traced]) -> None:
         self._source = source
+        self._targets = targets
         self._room = _room()
         self._places: list[tuple[int, int]] = []
         self._size = 0
@@ -59,30 +59,17 @@ class Transfers:
     def copy(self, address: int, size: int) -> None:
         """Copy pages that the source shares with no other process."""
         while size:
-            part = self._add(address, size)
+            part = min(size, CHUNK_BYTES - self._size)
+            self._places.append((address, part))
+            self._size += part
+            if self._size == CHUNK_BYTES or len(self._places) == MOST_PLACES:
+                self.flush()
             address, size = address + part, size - part
 
-    def write(self, address: int, data: memoryview) -> None:
-        while data:
-            at = self._size
-            part = min(len(data), CHUNK_BYTES - at)
-            self._room.view[at : at + part] = data[:part]
-            self._add(address, part)
-            address, data = address + part, data[part:]
-
-    def _add(self, address: int, size: int) -> int:
-        part = min(size, CHUNK_BYTES - self._size)
-        self._places.append((address, part))
-        self._size += part
-        if self._size == CHUNK_BYTES or len(self._places) == MOST_PLACES:
-            self.flush()
-        return part
-
     def flush(self) -> None:
-        """Write what has not been written yet; raises as Traced.write, and NotCopyable."""
-        if self._source:
-            with _refusing():
-                self._source.read_places(self._places, self._room)
+        """Copy what has not been copied yet; raises as Traced.write, and NotCopyable."""
+        with _refusing():
+            self._source.read_places(self._places, self._room)
         for target in self._targets:
             target.write_places(self._places, self._room)
         self._places, self._size = [], 0
@@ -102,7 +89,7 @@ def copy_pages(
     NotCopyable if a page cannot be read, and OSError if a target has no room for it.
     """
     maps = maps or tuple(each.open("pagemap") for each in (source, *targets))
-    transfers, left = Transfers(targets, source), MOST_COMPARED
+    transfers, left = Transfers(source, targets), MOST_COMPARED
     for address, size, kind in _differing(maps, mappings):
         if kind & _OF_SOURCE:
             transfers.copy(address, size)
@@ -197,6 +184,12 @@ def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
         yield at, min(_MOST_ENTRIES, (end - at) // PAGE_BYTES)
 
 
+def write_pages(target: Traced, places: Places, content: Sequence[memoryview]) -> None:
+    """Write pages to places, many at once; raises as Traced.write."""
+    for at in range(0, len(places), MOST_PLACES):
+        target.write_content(places[at : at + MOST_PLACES], content[at : at + MOST_PLACES])
+
+
 def write_differences(target: Traced, start: int, content: Content) -> None:
     """Write the pages of `content` that a target does not have already."""
     for first, end in differences(target, start, content):
@@ -205,11 +198,12 @@ def write_differences(target: Traced, start: int, content: Content) -> None:
 
 def differences(process: Traced, start: int, content: Content) -> Iterator[tuple[int, int]]:
     """Yield the pages in which memory differs from `content`, from one offset to another."""
-    for at in range(0, len(content), COMPARED_BYTES):
-        expected = content[at : at + COMPARED_BYTES]
+    size = len(content)
+    for at in range(0, size, COMPARED_BYTES):
+        expected = content if size <= COMPARED_BYTES else content[at : at + COMPARED_BYTES]
         had = process.read_into(start + at, bytearray(len(expected)))
         if not is_equal(had, expected):
-            yield from ((at + first, at + end) for first, end in _unequal(had, expected))
+            yield from ((at + first, at + end) for first, end in unequal(had, expected))
 
 
 def is_equal(had: bytearray, expected: object) -> bool:
@@ -217,8 +211,8 @@ def is_equal(had: bytearray, expected: object) -> bool:
     return had == expected
 
 
-def _unequal(had: bytearray, expected: Content) -> Iterator[tuple[int, int]]:
-    """Yield the offsets of pages that differ; those beside each other together."""
+def unequal(had: bytearray, expected: Content) -> Iterator[tuple[int, int]]:
+    """Yield from and to which offsets pages differ, those beside each other together."""
     begin = -1
     for offset in range(0, len(had), PAGE_BYTES):
         if is_equal(had[offset : offset + PAGE_BYTES], expected[offset : offset + PAGE_BYTES]):

@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .. import channel
 from ..kernel import tracing
@@ -160,6 +160,14 @@ class Traced:
         done = room.write(self.pid, places)
         for (address, size), offset in _left(places, done):
             self.write(address, room.view[offset : offset + size])
+
+    def write_content(self, places: Places, content: Sequence[memoryview]) -> None:
+        """Write `content` to as many places; raises as `write`."""
+        done = tracing.write(self.pid, content, places)
+        for each, (address, size) in zip(content, places, strict=True):
+            if done < size:
+                self.write(address, each)
+            done = max(0, done - size)
 
     def require_living(self) -> None:
         """Raise ProcessLookupError if it was killed while it was stopped."""

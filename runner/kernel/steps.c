@@ -1016,15 +1016,21 @@ static PyObject *steps_syscall(PyObject *Py_UNUSED(module), PyObject *arguments)
 
 PyDoc_STRVAR(address_doc,
 "address(memory) -> int\n\n"
-"Return where a bytearray lies, for structures that hold pointers; it must neither end nor change its length.");
+"Return where a bytearray or memoryview lies, for structures that hold pointers; it must neither end nor change\n"
+"its length.");
 
 static PyObject *steps_address(PyObject *Py_UNUSED(module), PyObject *memory)
 {
-    if (!PyByteArray_Check(memory)) {
-        PyErr_SetString(PyExc_TypeError, "only a bytearray has an address");
+    Py_buffer view;
+    if (PyBytes_Check(memory)) {
+        PyErr_SetString(PyExc_TypeError, "only a bytearray or a memoryview has an address");
         return NULL;
     }
-    return PyLong_FromVoidPtr(PyByteArray_AsString(memory));
+    if (PyObject_GetBuffer(memory, &view, PyBUF_SIMPLE))
+        return NULL;
+    void *address = view.buf;
+    PyBuffer_Release(&view);
+    return PyLong_FromVoidPtr(address);
 }
 
 PyDoc_STRVAR(sleeper_doc,

@@ -172,13 +172,26 @@ class TransferRoom:
         return self._transfer("process_vm_writev", pid, places)
 
     def _transfer(self, call: str, pid: int, places: Places) -> int:
-        ours = bytearray(_VECTOR.pack(_steps.address(self._room), sum(size for _, size in places)))
-        theirs = bytearray(b"".join(_VECTOR.pack(*each) for each in places))
-        try:
-            return libc.syscall(
-                call, pid, ours, 1, theirs, len(places), 0, about=f"memory of {pid}"
-            )
-        except OSError as error:
-            if error.errno in (errno.EFAULT, errno.ENOMEM, errno.ENOSYS):
-                return 0
-            raise
+        ours = ((_steps.address(self._room), sum(size for _, size in places)),)
+        return _transfer(call, pid, ours, places)
+
+
+def write(pid: int, content: Sequence[memoryview], places: Places) -> int:
+    """Write `content` to as many places of a process; return how many bytes were written, from the
+    first on."""
+    ours = [(_steps.address(each), len(each)) for each in content]
+    return _transfer("process_vm_writev", pid, ours, places)
+
+
+def _transfer(call: str, pid: int, ours: Places, theirs: Places) -> int:
+    here, there = (
+        bytearray(b"".join(_VECTOR.pack(*each) for each in some)) for some in (ours, theirs)
+    )
+    try:
+        return libc.syscall(
+            call, pid, here, len(ours), there, len(theirs), 0, about=f"memory of {pid}"
+        )
+    except OSError as error:
+        if error.errno in (errno.EFAULT, errno.ENOMEM, errno.ENOSYS):
+            return 0
+        raise

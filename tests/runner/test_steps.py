@@ -537,5 +537,10 @@ def test_a_system_call_that_fails_names_itself_and_what_it_was_about() -> None:
 def test_a_system_call_takes_nothing_else(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError, match="system call"):
         _steps.syscall(*arguments)
-    with pytest.raises(TypeError, match="bytearray"):
-        _steps.address(b"")  # type: ignore[arg-type]
+    for memory, why in (
+        (b"", "bytearray"),
+        ("", "bytes-like"),
+        (memoryview(b"abc")[::2], "contiguous"),
+    ):
+        with pytest.raises((TypeError, BufferError), match=why):
+            _steps.address(memory)  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 import os
 import struct
+from collections.abc import Iterable
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.runner.branching import kept
+from cellwright.runner.branching import keeping, kept
 from cellwright.runner.branching.kept import KeptMemory, KeptReader, KeptWriter, PageRun, without
 from cellwright.runner.branching.layout import NotCopyable
 from cellwright.runner.branching.pages import PAGE_BYTES
@@ -42,12 +43,14 @@ def test_pages_beside_each_other_are_one_run() -> None:
         assert reader.content(AT + 5 * PAGE_BYTES, PAGE_BYTES) == b"\5" * PAGE_BYTES
         for address, size in ((AT, 1), (AT + 2 * PAGE_BYTES, 2), (AT + 6 * PAGE_BYTES, 1)):
             assert reader.content(address, size * PAGE_BYTES) is None
-        inside = list(reader.within(AT + 2 * PAGE_BYTES, AT + 9 * PAGE_BYTES))
+        inside = reader.within(AT + 2 * PAGE_BYTES, AT + 9 * PAGE_BYTES)
         assert inside == [
             PageRun(AT + 2 * PAGE_BYTES, PAGE_BYTES),
             PageRun(AT + 5 * PAGE_BYTES, PAGE_BYTES),
         ]
-        assert list(reader.within(AT + 3 * PAGE_BYTES, AT + 5 * PAGE_BYTES)) == []
+        assert reader.within(AT + 3 * PAGE_BYTES, AT + 5 * PAGE_BYTES) == []
+        inner = PageRun(AT + 2 * PAGE_BYTES, PAGE_BYTES)
+        assert reader.within(inner.address, inner.end) == [inner]
 
 
 def test_no_more_bytes_or_runs_are_kept_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +110,40 @@ def runs_of(pages: set[int]) -> list[PageRun]:
     return writer.runs
 
 
+def pages_of(runs: Iterable[PageRun]) -> set[int]:
+    return {
+        page for run in runs for page in range(run.address // PAGE_BYTES, run.end // PAGE_BYTES)
+    }
+
+
+@given(PAGES, st.integers(0, 31), st.integers(0, 31))
+def test_the_runs_within_a_stretch_are_its_pages(ours: set[int], one: int, other: int) -> None:
+    start, end = min(one, other), max(one, other) + 1
+    file = os.memfd_create("kept")
+    writer = KeptWriter(file, 1 << 30)
+    for page in sorted(ours):
+        writer.add(page * PAGE_BYTES, bytes(PAGE_BYTES))
+    writer.finish(memory(tuple(writer.runs)))
+    found = KeptReader(file).within(start * PAGE_BYTES, end * PAGE_BYTES)
+    os.close(file)
+    assert pages_of(found) == ours & set(range(start, end))
+    assert all(run.size > 0 for run in found)
+
+
 @given(PAGES, PAGES)
 def test_runs_without_others_are_what_is_left(ours: set[int], others: set[int]) -> None:
-    left = {
-        page
-        for run in without(runs_of(ours), runs_of(others))
-        for page in range(run.address // PAGE_BYTES, run.end // PAGE_BYTES)
-    }
-    assert left == ours - others
+    assert pages_of(without(runs_of(ours), runs_of(others))) == ours - others
+
+
+@given(PAGES, PAGES)
+def test_own_pages_that_are_as_in_the_image_are_not_kept(own: set[int], alike: set[int]) -> None:
+    image = KeptReader(written(*range(5, 25)))
+    data = bytearray()
+    for page in range(31):
+        data += bytes([page if page in alike else 99]) * PAGE_BYTES
+    writer = KeptWriter(NOWHERE, 1 << 30)
+    for run in runs_of(own):
+        part = data[run.address : run.end]
+        keeping._keep_own(AT + run.address, part, image, writer)
+    kept = [PageRun(each.address - AT, each.size) for each in writer.runs]
+    assert pages_of(kept) == own - (alike & set(range(5, 25)))

@@ -17,6 +17,7 @@ from cellwright.runner.branching.pages import (
     SHARED,
     Transfers,
     differences,
+    write_pages,
 )
 from cellwright.runner.branching.traced import Traced
 from tests.forked import forked
@@ -57,7 +58,7 @@ def test_what_differs_is_told_by_the_page_maps(name: str) -> None:
 
 
 def test_a_process_that_was_killed_is_not_taken_for_one_without_pages() -> None:
-    with forked(signal.pause) as process:
+    with forked(wait) as process:
         page_map = os.open(f"/proc/{process.pid}/pagemap", os.O_RDONLY)
     with pytest.raises(ProcessLookupError):
         pages.entries_of(page_map, AT * PAGE_BYTES, 1)
@@ -72,6 +73,11 @@ class Memory(Traced):
         self._memory = os.open(f"/proc/{pid}/mem", os.O_RDWR | os.O_CLOEXEC)
         self._opened = [self._memory]
         self._is_stopped = False
+
+
+def wait() -> None:
+    while True:
+        signal.pause()
 
 
 PAGES = 40
@@ -99,13 +105,12 @@ def child(region: Region) -> Iterator[Memory]:
     """A child, to whom the eighth page of the region is closed."""
     ready, told = os.pipe()
 
-    def wait() -> None:
+    def close_page() -> None:
         _LIBC.mprotect(ctypes.c_void_p(region.address + 8 * PAGE_BYTES), PAGE_BYTES, 0)
         os.write(told, b"x")
-        while True:
-            signal.pause()
+        wait()
 
-    with forked(wait) as started:
+    with forked(close_page) as started:
         os.close(told)
         assert os.read(ready, 1)
         os.close(ready)
@@ -136,38 +141,41 @@ def test_pages_are_copied_also_where_a_process_has_no_right(
     """The eighth page can be read by /proc/PID/mem alone."""
     monkeypatch.setattr(pages, "MOST_PLACES", most_places)
     places = [2, 5, 8, 9, 17]
-    copy = Transfers((child,), child)
+    copy = Transfers(child, (child,))
     for n in places:
         child.write(region.address + n * PAGE_BYTES, b"s" * PAGE_BYTES)
         copy.copy(region.address + n * PAGE_BYTES, PAGE_BYTES)
     copy.flush()
-    write = Transfers((child,))
-    for n in (1, 8, 30):
-        write.write(region.address + n * PAGE_BYTES, memoryview(b"w" * (2 * PAGE_BYTES)))
-    write.flush()
+    addresses = [region.address + n * PAGE_BYTES for n in (1, 8, 30)]
+    content = [memoryview(bytearray(b"w") * (2 * PAGE_BYTES)) for _ in addresses]
+    write_pages(child, [(each, 2 * PAGE_BYTES) for each in addresses], content)
     for n in range(PAGES):
         expected = b"w" if n in (1, 2, 8, 9, 30, 31) else b"s" if n in places else bytes((n,))
         assert child.read(region.address + n * PAGE_BYTES, PAGE_BYTES) == expected * PAGE_BYTES
 
 
-def test_a_large_transfer_is_made_in_parts(
+def test_a_large_copy_is_made_in_parts(
     region: Region, child: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pages, "CHUNK_BYTES", 3 * PAGE_BYTES)
-    content = memoryview(os.urandom(7 * PAGE_BYTES))
-    write = Transfers((child,))
-    write.write(region.address + 10 * PAGE_BYTES, content)
-    write.write(region.address + 20 * PAGE_BYTES, content)
-    write.flush()
+    content = os.urandom(7 * PAGE_BYTES)
     for first in (10, 20):
-        assert child.read(region.address + first * PAGE_BYTES, len(content)) == content
-    assert child.read(region.address + 17 * PAGE_BYTES, 1) == bytes((17,))
+        child.write(region.address + first * PAGE_BYTES, content)
+    with forked(wait) as started:
+        other = Memory(started.pid)
+        copy = Transfers(child, (other,))
+        for first in (10, 20):
+            copy.copy(region.address + first * PAGE_BYTES, len(content))
+        copy.flush()
+        for first in (10, 20):
+            assert other.read(region.address + first * PAGE_BYTES, len(content)) == content
+        assert other.read(region.address + 17 * PAGE_BYTES, 1) == bytes((17,))
+        other.close(dies=False)
 
 
 def test_a_place_that_is_not_there_is_an_error(region: Region, child: Memory) -> None:
+    page = memoryview(bytearray(PAGE_BYTES))
     for nowhere in (0, region.address + (1 << 46)):
-        write = Transfers((child,))
-        write.write(region.address, memoryview(bytes(PAGE_BYTES)))
-        write.write(nowhere, memoryview(bytes(PAGE_BYTES)))
+        places = [(region.address, PAGE_BYTES), (nowhere, PAGE_BYTES)]
         with pytest.raises(OSError, match="[Ee]rror|allocate"):
-            write.flush()
+            write_pages(child, places, [page, page])
