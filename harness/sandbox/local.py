@@ -320,6 +320,8 @@ class LocalCells:
 
     def settle(self) -> None:
         self._packaged.settle()
+        if "_pausing" in vars(self):
+            self._pausing.settle()
 
     def close(self) -> None:
         self._open_sessions.close()

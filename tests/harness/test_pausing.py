@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from cellwright import (
     AuditLog,
+    LaunchError,
     PauseDiffers,
     PauseError,
     PauseSettings,
@@ -23,11 +25,12 @@ from cellwright import (
     SessionLost,
     SessionSettings,
 )
-from cellwright.harness.sandbox.pausing import state_file
+from cellwright.harness.sandbox.pausing import state_file, store
 from cellwright.harness.sandbox.pausing.state_file import PauseToken
 from cellwright.harness.sandbox.pausing.store import PausedStates
 from cellwright.runner.branching_process import BranchingProcess
 from cellwright.runner.session_pauses import memory_to_keep, restore_session
+from cellwright.runner.threads import begin
 from tests.conftest import ROOT, policy_named
 from tests.harness.test_branching import REFUSED, STATES, value
 
@@ -555,6 +558,50 @@ with Sandbox(policy=policy_named("strict"), pool=1, pauses=PauseSettings(sys.arg
     setattr(places[step], step, die)
     session.pause() if step != "restore" else box.resume(token)
 """
+
+
+def _written(states: PausedStates) -> PauseToken:
+    token = PauseToken.new()
+    with states.writing(token) as writer:
+        writer.add(state_file.END)
+    return token
+
+
+def _open_without_name(directory: Path) -> list[str]:
+    links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return [each for each in links if each.startswith(str(directory)) and "(deleted)" in each]
+
+
+def test_the_file_of_a_state_that_was_taken_is_closed_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_close = threading.Event()
+
+    def begin_late(name: str, work: Callable[[], object]) -> threading.Thread:
+        return begin(name, lambda: may_close.wait(60) and work())
+
+    monkeypatch.setattr(store, "begin", begin_late)
+    kept = PausedStates(PauseSettings(tmp_path))
+    with kept.taking(_written(kept)) as pieces:
+        assert list(pieces)
+    assert states(tmp_path) == []
+    assert len(_open_without_name(tmp_path)) == 1
+    may_close.set()
+    kept.settle()
+    assert _open_without_name(tmp_path) == []
+
+
+def test_the_file_of_a_state_that_was_taken_is_closed_without_a_thread_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin_none(*_: object) -> threading.Thread:
+        raise LaunchError("cannot start a thread")
+
+    monkeypatch.setattr(store, "begin", begin_none)
+    kept = PausedStates(PauseSettings(tmp_path))
+    with kept.taking(_written(kept)) as pieces:
+        assert list(pieces)
+    assert states(tmp_path) == _open_without_name(tmp_path) == []
 
 
 @pytest.mark.parametrize("step", ["keep", "add", "rename", "restore"])

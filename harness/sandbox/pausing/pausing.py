@@ -264,8 +264,13 @@ class Pausing:
             raise launcher_ended()
         return self._add(digest, _Image(file, digest))
 
+    def settle(self) -> None:
+        """Wait until nothing is left of the states that were resumed."""
+        self._states.settle()
+
     def close(self) -> None:
         """Close the images; what was paused stays on disk until it expires."""
+        self.settle()
         with self._lock:
             self._images.clear()
 

@@ -5,12 +5,14 @@ import fcntl
 import hashlib
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ....policies.errors import PauseError
+from ....policies.errors import LaunchError, PauseError
 from ....runner.settings import PauseSettings
+from ....runner.threads import begin
 from ...encryption import key_of
 from ...state import make_private_directory, state_directory
 from .state_file import PauseToken, StateWriter, is_encrypted_until, pieces
@@ -27,6 +29,8 @@ class PausedStates:
     def __init__(self, settings: PauseSettings, clock: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._clock = clock
+        self._lock = threading.Lock()  # guards the next one
+        self._threads: list[threading.Thread] = []
         given = settings.directory
         self.directory = Path(given) if given is not None else state_directory() / "paused"
 
@@ -66,7 +70,8 @@ class PausedStates:
                 opened = os.open(name, _OPEN, dir_fd=directory)
             except OSError as error:
                 raise _not_found(error) from None
-            with _closing(opened) as file:
+            with contextlib.ExitStack() as closing:
+                file = closing.enter_context(_closing(opened))
                 _require_own(file)
                 is_encrypted, until = is_encrypted_until(file)
                 if until <= self._clock():
@@ -84,6 +89,25 @@ class PausedStates:
                     )
                 yield pieces(file, token, key, until)
                 os.unlink(name, dir_fd=directory)
+                self._close_later(closing.pop_all())
+
+    def _close_later(self, closing: contextlib.ExitStack) -> None:
+        """Close a file without a name in a thread: only then the kernel frees its blocks, and waits for
+        the disk."""
+        try:
+            thread = begin("cellwright-paused", closing.close)
+        except LaunchError:
+            closing.close()
+            return
+        with self._lock:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    def settle(self) -> None:
+        """Wait until nothing is left of the states that were taken."""
+        with self._lock:
+            threads = self._threads
+        for each in threads:
+            each.join()
 
     def remove(self, token: PauseToken) -> None:
         """Remove the file of a state, if there is one; raises PauseError."""
