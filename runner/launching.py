@@ -8,11 +8,11 @@ import select
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..policies.errors import CellwrightError, LauncherLost, LaunchError, PolicyError
 from . import channel
+from .cgroups.tree import read
 from .messages import (
     Boot,
     Booted,
@@ -230,12 +230,12 @@ def _failure(answer: Failed) -> CellwrightError:
 
 def _first_child(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return int(read(f"/proc/{pid}/task/{pid}/children").split()[0])
     except (OSError, IndexError):
         raise LauncherLost(cell_began=False) from None
 
 
 def _anonymous_memory(pid: int) -> int:
     """Return the bytes that are resident and of no file; anyone may read this (proc(5), statm)."""
-    _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+    _, resident, shared, *_ = map(int, read(f"/proc/{pid}/statm").split())
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

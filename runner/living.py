@@ -12,13 +12,15 @@ import select
 import stat
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 
 from .cgroups.detect import sweep_host
-from .cgroups.tree import remove_with_cells, start_time, thaw, usage_at
+from .cgroups.tree import read, remove_with_cells, start_time, thaw, usage_at
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _LONGEST = 64 * 1024
 _END_SECONDS = 5.0
@@ -55,7 +57,7 @@ class LivingRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Living(NamedTuple):
     """A record that was read: its file, and what it says."""
 
-    path: Path
+    path: "Path"
     record: LivingRecord
 
     @property
@@ -133,7 +135,7 @@ def _identity(pid: int) -> ProcessIdentity:
     return ProcessIdentity(pid, start_time(pid))
 
 
-def _directory() -> Path | None:
+def _directory() -> str | None:
     """Return the directory of the records, which only this user can write; None if there is none."""
     place = os.environ.get("XDG_RUNTIME_DIR", "")
     if not os.path.isabs(place):
@@ -142,10 +144,10 @@ def _directory() -> Path | None:
         )
     if not os.path.isabs(place):
         return None
-    directory = Path(place, "cellwright", "living")
+    directory = os.path.join(place, "cellwright", "living")
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat()
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        found = os.lstat(directory)
     except OSError:
         return None
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
@@ -154,18 +156,23 @@ def _directory() -> Path | None:
 
 def list_living() -> list[Living]:
     """Return the records of this user, in order of their ids, with those that dead processes left."""
-    directory = _directory()
-    if directory is None:
-        return []
-    found = (_read(path) for path in directory.glob("*-*-*.json"))
+    found = (_read(path) for path in _files("*-*-*.json"))
     return sorted((each for each in found if each), key=lambda each: _sort_key(each.id))
+
+
+def _files(pattern: str) -> "list[Path]":
+    """Return the files of that directory whose names match."""
+    from pathlib import Path  # slow to import, and not needed to keep a record
+
+    directory = _directory()
+    return list(Path(directory).glob(pattern)) if directory else []
 
 
 def _sort_key(id: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdecimal() else 0 for part in id.split("."))
 
 
-def _read(path: Path) -> Living | None:
+def _read(path: "Path") -> Living | None:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             text = file.read(_LONGEST)
@@ -188,7 +195,7 @@ def use_of(living: Living) -> LivingUse:
     """Return what it uses now."""
     record = living.record
     usage = usage_at(record.places)
-    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    uptime = float(read("/proc/uptime").split()[0])
     age = uptime - int(record.process.start or 0) / os.sysconf("SC_CLK_TCK")
     idle = None
     if record.kind == "session":
@@ -222,7 +229,7 @@ def _held(process: ProcessIdentity, name: str) -> Iterator[int]:
         return
     try:
         with contextlib.suppress(OSError):
-            if process.is_alive() and Path(f"/proc/{process.pid}/comm").read_text() == f"{name}\n":
+            if process.is_alive() and read(f"/proc/{process.pid}/comm") == f"{name}\n":
                 yield pidfd
                 return
         yield -1
@@ -247,20 +254,16 @@ def remove_leftovers() -> list[str]:
         thaw(record.places)
         owner = f"{_PREFIX}-{record.supervisor.pid}-{record.supervisor.start}-"
         places = [place for place in record.places.values() if owner in place]
-        removed += [
-            each for each in places if os.path.isdir(each) and remove_with_cells(Path(each))
-        ]
+        removed += [each for each in places if os.path.isdir(each) and remove_with_cells(each)]
         with contextlib.suppress(OSError):
             living.path.unlink()
             removed.append(str(living.path))
-    removed += [str(place) for place in sweep_host()]
-    return removed + list(_remove_control_sockets()) + list(_remove_sockets())
+    return removed + sweep_host() + list(_remove_control_sockets()) + list(_remove_sockets())
 
 
 def _remove_control_sockets() -> Iterator[str]:
     """Remove the sockets beside the records whose process has ended."""
-    directory = _directory()
-    for path in directory.glob("*-*-*.sock") if directory else ():
+    for path in _files("*-*-*.sock"):
         pid, start, *_ = path.name.split("-")
         if pid.isdecimal() and start_time(int(pid)) != start:
             with contextlib.suppress(OSError):
@@ -278,6 +281,7 @@ def directory_prefix() -> str:
 def _remove_sockets() -> Iterator[str]:
     """Remove the directories of exposed ports, and of locks of packages, whose process has ended."""
     import tempfile  # imports twenty modules, which no sandbox needs
+    from pathlib import Path
 
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}-*-*-*"):
         _, pid, start, *_ = directory.name.split("-")

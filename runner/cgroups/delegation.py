@@ -24,10 +24,10 @@ def take_delegation(mount: Path = _MOUNT) -> str | None:
         subgroup = directory / _SUBGROUP
         subgroup.mkdir(exist_ok=True)
         for pid in (directory / "cgroup.procs").read_text().split():
-            write(subgroup / "cgroup.procs", pid)
+            write(f"{subgroup}/cgroup.procs", pid)
         available = (directory / "cgroup.controllers").read_text().split()
         wanted = " ".join(f"+{name}" for name in CONTROLLERS if name in available)
-        write(directory / "cgroup.subtree_control", wanted)
+        write(f"{directory}/cgroup.subtree_control", wanted)
         return str(directory)
     return None
 

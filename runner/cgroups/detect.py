@@ -5,10 +5,16 @@ import itertools
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from .systemd import delegated_scope
-from .tree import CgroupTree, NoCgroups, remove_given_up, remove_with_cells, start_time, write
+from .tree import (
+    CgroupTree,
+    NoCgroups,
+    read,
+    remove_given_up,
+    remove_with_cells,
+    start_time,
+    write,
+)
 from .v1 import CgroupTreeV1
 from .v2 import CgroupTreeV2
 
@@ -18,6 +24,7 @@ _USABLE = (
     "a delegated v2 cgroup is one, and so is a directory in a v1 hierarchy, such as "
     "/sys/fs/cgroup/memory/mine with /sys/fs/cgroup/pids/mine and the like beside it"
 )
+_NUMBERS = 3  # after the prefix, in the name of a directory (`_name`)
 _counter = itertools.count()
 
 
@@ -42,7 +49,9 @@ def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
 
 def _tree(keeper: int, root: str | None) -> CgroupTree:
     if root is not None:
-        return _at(Path(root))
+        from pathlib import PurePath  # most take the default
+
+        return _at(str(PurePath(root)))
     if found := hierarchies(mountinfo()):
         return _v1(found)
     return _v2(keeper)
@@ -50,7 +59,7 @@ def _tree(keeper: int, root: str | None) -> CgroupTree:
 
 def _command_line() -> str:
     with contextlib.suppress(OSError):
-        return Path("/proc/cmdline").read_text()
+        return read("/proc/cmdline")
     return ""
 
 
@@ -65,82 +74,93 @@ def not_counted(command_line: str) -> str:
 
 
 def mountinfo() -> str:
-    return Path("/proc/self/mountinfo").read_text()
+    return read("/proc/self/mountinfo")
 
 
-def _at(root: Path) -> CgroupTree:
-    if (root / "cgroup.controllers").exists():
+def _at(root: str) -> CgroupTree:
+    if os.path.exists(f"{root}/cgroup.controllers"):
         sweep([root])
-        return CgroupTreeV2(root / _name(), create=True)
-    children = {name: root / name for name in _WANTED if (root / name).is_dir()}
+        return CgroupTreeV2(f"{root}/{_name()}", create=True)
+    children = {name: f"{root}/{name}" for name in _WANTED if os.path.isdir(f"{root}/{name}")}
     if found := _namesakes(root) or children:
         return _v1(found)
     return NoCgroups(f"{root} is no cgroup directory: {_USABLE}")
 
 
-def _namesakes(root: Path) -> dict[str, Path]:
+def _namesakes(root: str) -> dict[str, str]:
     """Return controller -> the directory at the same place in its v1 hierarchy as `root` has in one
     of them: /sys/fs/cgroup/pids/mine for /sys/fs/cgroup/memory/mine."""
     tops = hierarchies(mountinfo())
-    place = next((root.relative_to(top) for top in tops.values() if root.is_relative_to(top)), None)
+    places = (_place_in(top, root) for top in tops.values())
+    place = next((found for found in places if found is not None), None)
     if place is None:
         return {}
-    return {name: top / place for name, top in tops.items() if (top / place).is_dir()}
+    return {name: top + place for name, top in tops.items() if os.path.isdir(top + place)}
 
 
-def _v1(directories: dict[str, Path]) -> CgroupTree:
+def _place_in(top: str, directory: str) -> str | None:
+    """Return what follows `top` in the path of a directory in it; None if it is not in it."""
+    place = directory.removeprefix(top)
+    is_in = directory == top or (directory.startswith(top) and place.startswith("/"))
+    return place if is_in else None
+
+
+def _v1(directories: dict[str, str]) -> CgroupTree:
     freezer = _freezer_beside(directories)
     sweep([*directories.values(), *([freezer] if freezer else [])])
     return CgroupTreeV1(directories, _name(), freezer)
 
 
-def _freezer_beside(directories: dict[str, Path]) -> Path | None:
+def _freezer_beside(directories: dict[str, str]) -> str | None:
     """Return the freezer's directory at the same place in its hierarchy, if it is ours to write."""
     mounts = mountinfo()
     tops, freezers = hierarchies(mounts), hierarchies(mounts, ("freezer",))
     for name, directory in directories.items():
         for freezer in freezers.values():
-            if name in tops and directory.is_relative_to(tops[name]):
-                found = freezer / directory.relative_to(tops[name])
-                return found if found.is_dir() and os.access(found, os.W_OK) else None
+            place = _place_in(tops[name], directory) if name in tops else None
+            if place is not None:
+                found = freezer + place
+                return found if os.path.isdir(found) and os.access(found, os.W_OK) else None
     return None
 
 
 def _v2(keeper: int) -> CgroupTree:
+    from .systemd import delegated_scope  # not where there is v1
+
     scope, refusal = delegated_scope(keeper, _name())
     if scope:
-        return CgroupTreeV2(scope, create=False)
+        return CgroupTreeV2(str(scope), create=False)
     top = _mount_point_of_v2(mountinfo())
     if top is None:
         return NoCgroups("no cgroup file system is mounted")
-    if not os.access(top / "cgroup.subtree_control", os.W_OK):
+    if not os.access(f"{top}/cgroup.subtree_control", os.W_OK):
         return NoCgroups(f"{top} is not ours to write, and systemd: {refusal}")
     _enable_at(top)
     sweep([top])
-    return CgroupTreeV2(top / _name(), create=True)
+    return CgroupTreeV2(f"{top}/{_name()}", create=True)
 
 
-def _enable_at(top: Path) -> None:
+def _enable_at(top: str) -> None:
     """Enable the controllers below the top of the visible tree.
 
     In a container the top is not the real root and holds our own processes; the kernel then answers
     EBUSY, and the operator has to provide a directory (CELLWRIGHT_CGROUP_ROOT).
     """
-    available = (top / "cgroup.controllers").read_text().split()
+    available = read(f"{top}/cgroup.controllers").split()
     wanted = [f"+{name}" for name in _WANTED if name in available]
-    write(top / "cgroup.subtree_control", " ".join(wanted))
+    write(f"{top}/cgroup.subtree_control", " ".join(wanted))
 
 
 def _name() -> str:
     return f"{_PREFIX}-{os.getpid()}-{start_time(os.getpid())}-{next(_counter)}"
 
 
-def sweep_host() -> list[Path]:
+def sweep_host() -> list[str]:
     """Remove what killed supervisors left in the directories that `open_tree` would use; return what
     was removed."""
     root = os.environ.get("CELLWRIGHT_CGROUP_ROOT")
     if root is not None:
-        found = _namesakes(Path(root)) or {"": Path(root)}
+        found = _namesakes(root) or {"": root}
     else:
         top = _mount_point_of_v2(mountinfo())
         found = hierarchies(mountinfo()) or ({"": top} if top else {})
@@ -148,23 +168,31 @@ def sweep_host() -> list[Path]:
     return sweep([*found.values(), *([freezer] if freezer else [])])
 
 
-def sweep(parents: Iterable[Path]) -> list[Path]:
+def sweep(parents: Iterable[str]) -> list[str]:
     """Remove what a killed supervisor left behind, never a living supervisor's cgroups; return what
     was removed."""
-    removed: list[Path] = []
+    removed: list[str] = []
     remove_given_up()
     for parent in parents:
-        for left in parent.glob(f"{_PREFIX}-*-*-*"):
-            _, pid, start, *_ = left.name.split("-")
-            dead = pid.isdecimal() and start_time(int(pid)) != start
-            if dead and remove_with_cells(left):
+        for name in _names_in(parent):
+            prefix, *numbers = name.split("-")
+            if prefix != _PREFIX or len(numbers) < _NUMBERS or not numbers[0].isdecimal():
+                continue
+            left = f"{parent}/{name}"
+            if start_time(int(numbers[0])) != numbers[1] and remove_with_cells(left):
                 removed.append(left)
     return removed
 
 
-def hierarchies(mounts: str, wanted: tuple[str, ...] = _WANTED) -> dict[str, Path]:
+def _names_in(directory: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(directory)
+    return []
+
+
+def hierarchies(mounts: str, wanted: tuple[str, ...] = _WANTED) -> dict[str, str]:
     """Return controller -> v1 mount point, from the text of /proc/self/mountinfo."""
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
@@ -175,7 +203,7 @@ def hierarchies(mounts: str, wanted: tuple[str, ...] = _WANTED) -> dict[str, Pat
     return found
 
 
-def _mount_point_of_v2(mounts: str) -> Path | None:
+def _mount_point_of_v2(mounts: str) -> str | None:
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         if right.startswith("cgroup2 "):
@@ -183,6 +211,11 @@ def _mount_point_of_v2(mounts: str) -> Path | None:
     return None
 
 
-def _mount_point(left: str) -> Path:
+def _mount_point(left: str) -> str:
     """Return the fifth field of a mountinfo line, its octal escapes undone (proc(5))."""
-    return Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), left.split(" ")[4]))
+    place = left.split(" ")[4]
+    return (
+        re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place)
+        if "\\" in place
+        else place
+    )

@@ -7,7 +7,6 @@ import select
 import time
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 CONTROLLERS = ("memory", "cpu", "pids")
@@ -160,13 +159,19 @@ class NoCgroups:
         return
 
 
-def write(path: Path | str, text: str) -> None:
+def read(path: str) -> str:
+    """Return the text of a file of the kernel."""
+    with open(path) as file:
+        return file.read()
+
+
+def write(path: str, text: str) -> None:
     """Write one cgroup file with one write(2), as the kernel requires; OSError names the file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise OSError(error.errno, error.strerror, path) from None
     finally:
         os.close(descriptor)
 
@@ -227,10 +232,10 @@ class Counters:
         self._descriptors.clear()
 
 
-def read_field(path: Path | str, field: str) -> int | None:
+def read_field(path: str, field: str) -> int | None:
     """Return the number after `field` in a flat keyed file such as memory.events."""
     with contextlib.suppress(OSError, ValueError):
-        for line in Path(path).read_text().splitlines():
+        for line in read(path).splitlines():
             name, _, value = line.partition(" ")
             if name == field:
                 return int(value)
@@ -240,7 +245,7 @@ def read_field(path: Path | str, field: str) -> int | None:
 def start_time(pid: int) -> str:
     """Return the start time of a process in clock ticks: with its pid, an identity (proc(5))."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
     return ""
 
 
@@ -262,7 +267,7 @@ def usage_at(places: dict[str, str]) -> CgroupUse:
 
 def _text(path: str) -> str:
     with contextlib.suppress(OSError):
-        return Path(path).read_text().strip()
+        return read(path).strip()
     return ""
 
 
@@ -274,18 +279,18 @@ def _number(path: str) -> int | None:
 def thaw(places: dict[str, str]) -> None:
     """Let what is frozen on v1 in these directories, and those of cells below, go on."""
     if freezer := places.get("freezer"):
-        for directory in (Path(freezer), *_below(Path(freezer))):
+        for directory in (freezer, *_below(freezer)):
             with contextlib.suppress(OSError):
-                write(directory / FREEZER_STATE, "THAWED")
+                write(f"{directory}/{FREEZER_STATE}", "THAWED")
 
 
-def processes_in(directory: Path | str) -> list[int]:
+def processes_in(directory: str) -> list[int]:
     with contextlib.suppress(OSError):
-        return [int(line) for line in Path(directory, "cgroup.procs").read_text().split()]
+        return [int(line) for line in read(f"{directory}/cgroup.procs").split()]
     return []
 
 
-def remove(directories: Iterable[Path | str]) -> bool:
+def remove(directories: Iterable[str]) -> bool:
     """Remove empty cgroups; return False if one is still busy."""
     gone = True
     for directory in directories:
@@ -298,22 +303,22 @@ def remove(directories: Iterable[Path | str]) -> bool:
     return gone
 
 
-def remove_with_cells(directory: Path) -> bool:
+def remove_with_cells(directory: str) -> bool:
     """Remove the cgroup of a supervisor and its cells' cgroups; return False if one is still busy.
 
     Other processes may do the same at the same time.
     """
     for cell in _below(directory):  # on v1 a killed process dies only once it is thawed
         with contextlib.suppress(OSError):
-            write(cell / FREEZER_STATE, "THAWED")
+            write(f"{cell}/{FREEZER_STATE}", "THAWED")
     return remove([*_below(directory), directory])
 
 
 _END_SECONDS = 5.0  # for killed processes to leave their cgroup
-_BUSY: set[Path] = set()  # given up, and not removed yet
+_BUSY: set[str] = set()  # given up, and not removed yet
 
 
-def give_up(directory: Path) -> None:
+def give_up(directory: str) -> None:
     """Remove the cgroup of a supervisor that is done.  The next sweep of this process removes what
     is still busy, or another process does after its end."""
     gone = remove_with_cells(directory)
@@ -349,7 +354,7 @@ def remove_given_up() -> None:
             _BUSY.discard(directory)
 
 
-def _below(directory: Path) -> list[Path]:
+def _below(directory: str) -> list[str]:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []

@@ -3,7 +3,6 @@
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import os
-from pathlib import Path
 
 from .tree import (
     CONTROLLERS,
@@ -178,29 +177,26 @@ class CgroupV1:
 class CgroupTreeV1:
     """A directory of this supervisor in each controller's hierarchy."""
 
-    def __init__(
-        self, hierarchies: dict[str, Path], name: str, freezer: Path | None = None
-    ) -> None:
+    def __init__(self, hierarchies: dict[str, str], name: str, freezer: str | None = None) -> None:
         """`hierarchies`: controller -> the directory under which to make ours; `freezer` is that of
         the freezer, if there is one."""
-        self._freezer = freezer and freezer / name
+        self._freezer = freezer and f"{freezer}/{name}"
         self.no_freezer = "" if freezer else "no writable cgroup v1 hierarchy has the freezer"
-        self._directories = {key: path / name for key, path in hierarchies.items()}
-        self._places = {key: str(path) for key, path in self._directories.items()}
-        self.places = {**self._places, "freezer": str(self._freezer)} if freezer else self._places
+        self._places = {key: f"{path}/{name}" for key, path in hierarchies.items()}
+        self.places = {**self._places, "freezer": self._freezer} if self._freezer else self._places
         self.missing = dict.fromkeys(CONTROLLERS, "")
         for controller in CONTROLLERS:
             if controller not in hierarchies:
                 self.missing[controller] = f"no cgroup v1 hierarchy has the {controller} controller"
         for directory in self._unique():
-            directory.mkdir()
+            os.mkdir(directory)
 
     @property
     def joined_by_write(self) -> int:
         return len(self._unique())
 
-    def _unique(self) -> list[Path]:
-        return list(dict.fromkeys(self._directories.values()))
+    def _unique(self) -> list[str]:
+        return list(dict.fromkeys(self._places.values()))
 
     def create(self, name: str, caps: Caps) -> Cgroup:
         places = {key: f"{path}/{name}" for key, path in self._places.items()}
@@ -212,9 +208,10 @@ class CgroupTreeV1:
         join through descriptors that the supervisor opened (since the fix of CVE-2021-4197 the
         opener's rights count)."""
         for directory in self._unique():
-            launcher = directory / "launcher"
-            launcher.mkdir(exist_ok=True)
-            write(launcher / "cgroup.procs", str(keeper))
+            launcher = f"{directory}/launcher"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(launcher)
+            write(f"{launcher}/cgroup.procs", str(keeper))
 
     def close(self) -> None:
         for directory in self._unique():

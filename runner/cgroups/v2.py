@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from pathlib import Path
 
 from .tree import (
     CONTROLLERS,
@@ -12,6 +11,7 @@ from .tree import (
     Counters,
     give_up,
     open_all,
+    read,
     read_field,
     remove,
     remove_with_cells,
@@ -128,17 +128,17 @@ class CgroupTreeV2:
 
     joined_by_write = 0
 
-    def __init__(self, directory: Path, *, create: bool) -> None:
+    def __init__(self, directory: str, *, create: bool) -> None:
         """Use `directory`, which must hold no foreign process; with `create`, make it."""
         if create:
-            directory.mkdir()
+            os.mkdir(directory)
         self._directory = directory
         self._created = create
         self._owner = os.geteuid()
-        self._launcher_directory = directory / "launcher"
-        self.places = {"v2": str(directory)}
-        self.no_freezer = "" if (directory / "cgroup.freeze").exists() else "needs Linux 5.2"
-        available = frozenset((directory / "cgroup.controllers").read_text().split())
+        self._launcher_directory = f"{directory}/launcher"
+        self.places = {"v2": directory}
+        self.no_freezer = "" if os.path.exists(f"{directory}/cgroup.freeze") else "needs Linux 5.2"
+        available = frozenset(read(f"{directory}/cgroup.controllers").split())
         self._controllers = available & frozenset(CONTROLLERS)
         self.missing = {
             name: "" if name in available else f"not delegated to {directory}"
@@ -149,11 +149,12 @@ class CgroupTreeV2:
         """Move `keeper`, and so what it forks, into a child, because of the "no internal processes"
         rule, and enable the controllers for the cells beside it."""
         self._owner = uid
-        self._launcher_directory.mkdir(exist_ok=True)
-        write(self._launcher_directory / "cgroup.procs", str(keeper))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._launcher_directory)
+        write(f"{self._launcher_directory}/cgroup.procs", str(keeper))
         enabled = " ".join(f"+{name}" for name in sorted(self._controllers))
-        write(self._directory / "cgroup.subtree_control", enabled)
-        _give(str(self._directory), uid)
+        write(f"{self._directory}/cgroup.subtree_control", enabled)
+        _give(self._directory, uid)
 
     def create(self, name: str, caps: Caps) -> Cgroup:
         return CgroupV2(f"{self._directory}/{name}", caps, self._controllers, self._owner)

@@ -11,7 +11,6 @@ import re
 import stat
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -30,7 +29,7 @@ def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
     directory = _directory()
     if directory is None:
         return compute()
-    file = directory / digest(key.encode()).hex()
+    file = f"{directory}/{digest(key.encode()).hex()}"
     found = _read(file, kind)
     if found is None:
         found = compute()
@@ -38,14 +37,14 @@ def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
     return found
 
 
-def _directory() -> Path | None:
+def _directory() -> str | None:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", ""), ".cache")
     if not os.path.isabs(home):
         return None
-    directory = Path(home, "cellwright")
+    directory = os.path.join(home, "cellwright")
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return directory if _ours(directory.lstat()) else None
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        return directory if _ours(os.lstat(directory)) else None
     except OSError:
         return None
 
@@ -54,7 +53,7 @@ def _ours(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _read(file: Path, kind: type[T]) -> T | None:
+def _read(file: str, kind: type[T]) -> T | None:
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
             ours = _ours(os.fstat(opened.fileno()))
@@ -64,20 +63,20 @@ def _read(file: Path, kind: type[T]) -> T | None:
         return None
 
 
-def _write(file: Path, value: object) -> None:
+def _write(file: str, value: object) -> None:
     """Keep `value`; a full or read-only disk only costs time later."""
-    temporary = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    temporary = f"{file}.{os.getpid()}.{threading.get_ident()}"
     try:
         with open(temporary, "xb") as opened:
             opened.write(msgspec.msgpack.encode(value))
         os.replace(temporary, file)
-        _make_room(file.parent)
+        _make_room(os.path.dirname(file))
     except OSError:
         with contextlib.suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)
 
 
-def _make_room(directory: Path) -> None:
+def _make_room(directory: str) -> None:
     """Remove the oldest answers if there are many, and temporary files of processes that ended."""
     with os.scandir(directory) as entries:
         kept = [entry for entry in entries if _NAME.fullmatch(entry.name)]

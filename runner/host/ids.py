@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from ...policies.digest import digest
 from ...policies.errors import LaunchError
+from ..cgroups.tree import read
 
 # Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
 # and one for each living supervisor, so that no two of them share a uid's quotas.
@@ -21,7 +21,7 @@ def id_for(user: int | str | None) -> int:
     Raises LaunchError for an id that is not mapped here, and in a container whose root has no other
     id: cells never run as root.
     """
-    maps = [Path(f"/proc/self/{kind}_map").read_text() for kind in ("uid", "gid")]
+    maps = [read(f"/proc/self/{kind}_map") for kind in ("uid", "gid")]
     if user is None:
         return choose_id(os.getpid(), maps)
     if isinstance(user, str):

@@ -2,7 +2,6 @@
 
 import os
 import resource
-from pathlib import Path
 
 from ...policies.errors import LaunchError
 from ...policies.host import Host, Kernel
@@ -71,6 +70,7 @@ def _certificates() -> str:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:
         return ""

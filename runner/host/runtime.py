@@ -2,13 +2,16 @@
 
 import os
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ...policies.errors import LaunchError
 from ...policies.languages import OWN_PROGRAMS
 from .cache import cached
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _DISTRIBUTION_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")  # to /usr/..., on merged hosts
 _DATA = ("/usr/share/zoneinfo", "/etc/ld.so.cache")  # zoneinfo(3), ld.so(8)
@@ -50,6 +53,8 @@ def find_runtime(executable: str) -> Runtime:
 
 
 def _ask(executable: str) -> Runtime:
+    from pathlib import Path  # slow to import, and the answer is kept
+
     stdlib, *libraries = _stdlib_and_libraries(executable)
     outside = [path for path in libraries if not path.startswith(stdlib + "/")]
     links = [(path, os.readlink(path)) for path in _DISTRIBUTION_LINKS if os.path.islink(path)]
@@ -66,7 +71,7 @@ def _ask(executable: str) -> Runtime:
 def _stdlib_and_libraries(executable: str) -> list[str]:
     import subprocess  # only if nothing is cached
 
-    script = str(Path(__file__).with_name("loaded_libraries.py"))
+    script = os.path.join(os.path.dirname(__file__), "loaded_libraries.py")
     done = subprocess.run(  # an environment would change what the loader finds
         [executable, "-I", "-S", script],
         env={}, cwd="/", capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
@@ -76,7 +81,7 @@ def _stdlib_and_libraries(executable: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def sonames(library: Path) -> list[tuple[str, str]]:
+def sonames(library: "Path") -> list[tuple[str, str]]:
     """Return the links beside `library` that lead to it: programs ask for those names."""
     return [
         (str(link), library.name)
@@ -86,9 +91,11 @@ def sonames(library: Path) -> list[tuple[str, str]]:
 
 
 def loader_links(
-    library: Path, places: tuple[str, ...] = ("/usr/lib", "/lib")
+    library: "Path", places: tuple[str, ...] = ("/usr/lib", "/lib")
 ) -> list[tuple[str, str]]:
     """Return the links in `places` that lead to `library` if it is the dynamic loader."""
+    from pathlib import Path
+
     if not library.name.startswith("ld-"):
         return []
     links = (Path(place, library.name) for place in places if not os.path.islink(place))

@@ -84,8 +84,8 @@ DETECTION = {
 def test_hierarchies_are_found(
     text: str, hierarchies: dict[str, Path], unified: Path | None
 ) -> None:
-    assert detect.hierarchies(text) == hierarchies
-    assert detect._mount_point_of_v2(text) == unified
+    assert detect.hierarchies(text) == {name: str(path) for name, path in hierarchies.items()}
+    assert detect._mount_point_of_v2(text) == (str(unified) if unified else None)
 
 
 # The logic, with the files where the kernel would make them
@@ -464,7 +464,7 @@ def test_without_a_cgroup_usage_comes_from_the_process_that_reaped_the_guest(
 def test_a_directory_of_one_v1_hierarchy_stands_for_those_of_the_others() -> None:
     """An operator who makes one in each names any of them: none is the parent of the others."""
     name = f"cellwright-test-{os.getpid()}"
-    tops = detect.hierarchies(detect.mountinfo())
+    tops = {name: Path(top) for name, top in detect.hierarchies(detect.mountinfo()).items()}
     made = [top / name for top in dict.fromkeys(tops.values())]
     try:
         for each in made:
