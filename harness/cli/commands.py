@@ -31,6 +31,8 @@ if TYPE_CHECKING:
             """Run the command and return the exit status; raises CellwrightError and OSError."""
 
 
+# Of objects between two collections: what is imported until a cell is ready stays, too.
+_THRESHOLD = 10_000
 # name: module of this package, summary
 COMMANDS = {
     "run": ("run", "run a program in a fresh cell"),
@@ -74,6 +76,8 @@ def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
     if not gc.isenabled():  # main.py
         gc.freeze()  # or each collection, and the end of the interpreter, would look at what stays
         gc.enable()
+    if spawned:
+        gc.set_threshold(_THRESHOLD)
     options.spawned = spawned
     return int(options.command(options))
 

@@ -1,6 +1,6 @@
 """Parsing of hostile Python source without harm to the process that embeds cellwright."""
 
-import ast
+import _ast as ast  # without what `ast` adds to it, which takes a millisecond to import
 import re
 import resource
 import sys
@@ -58,11 +58,25 @@ def parse(code: str) -> ast.Module:
 def _parsed(code: str, attempts: int) -> ast.Module:
     try:
         with _one_at_a_time:
-            return ast.parse(code, _FILENAME)
+            tree: ast.Module = compile(  # type: ignore[assignment]
+                code, _FILENAME, "exec", ast.PyCF_ONLY_AST, dont_inherit=True
+            )
+            return tree
     except SystemError:
         if attempts == 1:
             raise
     return _parsed(code, attempts - 1)
+
+
+def nodes_of(tree: ast.AST) -> list[ast.AST]:
+    """Return the nodes of a tree in the order of `ast.walk`."""
+    found = [tree]
+    for node in found:
+        for name in node._fields:
+            value = getattr(node, name, None)
+            values = value if isinstance(value, list) else (value,)
+            found += [each for each in values if isinstance(each, ast.AST)]
+    return found
 
 
 def _needed(code: str) -> int:

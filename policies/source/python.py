@@ -5,14 +5,14 @@ Every step is linear in the source, which may be written to make a check slow: e
 resolved once, and names are cut at _NAME_CHARACTERS.
 """
 
-import ast
+import _ast as ast  # without what `ast` adds to it, which takes a millisecond to import
 import re
 from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from .findings import MAX_FINDINGS, WALKS, Finding, Rules, reason_of_builtin
-from .parsing import TooDeep, parse
+from .parsing import TooDeep, nodes_of, parse
 
 _LOOKUPS = ("getattr", "setattr", "delattr", "hasattr")
 _GETTERS = ("operator.attrgetter", "operator.methodcaller")
@@ -52,7 +52,7 @@ def _in_characters(code: str, found: list[Finding]) -> Iterator[Finding]:
 
 class _Check:
     def __init__(self, tree: ast.AST, rules: Rules) -> None:
-        self._nodes = list(ast.walk(tree))
+        self._nodes = nodes_of(tree)
         self._rules = rules
         self._names: dict[str, str] = {}  # name -> the dotted origin that it refers to
         self._origins: dict[_Reference, str] = {}

@@ -1,6 +1,6 @@
 """Running a program in the guest's process, and saying what it came to."""
 
-import ast
+import _ast  # without what `ast` adds to it
 import contextlib
 import json
 import os
@@ -83,16 +83,16 @@ class Source(NamedTuple):
         if one_line := self._as_expression():
             return self.executor.execute(one_line, namespace)
         # The flag makes it parse only (ast.parse would leave a frame of its own in the traceback).
-        tree: ast.Module = self._compile(self.code, "exec", ast.PyCF_ONLY_AST)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        tree: _ast.Module = self._compile(self.code, "exec", _ast.PyCF_ONLY_AST)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         if tree.body:
             self.executor.execute(self._compile(tree, "exec"), namespace)
-        if not isinstance(last, ast.Expr):
+        if not isinstance(last, _ast.Expr):
             return None
-        return self.executor.execute(self._compile(ast.Expression(last.value), "eval"), namespace)
+        return self.executor.execute(self._compile(_ast.Expression(last.value), "eval"), namespace)
 
-    def _compile(self, source: str | ast.AST, mode: str, flags: int = 0) -> Any:
-        flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    def _compile(self, source: str | _ast.AST, mode: str, flags: int = 0) -> Any:
+        flags |= _ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         return compile(source, self.filename, mode, flags, dont_inherit=True)  # type: ignore[arg-type]
 
     def _as_expression(self) -> types.CodeType | None:
