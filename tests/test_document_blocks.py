@@ -42,13 +42,13 @@ _SERVERS = (
 # What is typed in these runs in a directory with the files that it names.
 TYPED: dict[str, dict[str, str]] = {
     "README.md: $ cellwright run": {},
-    "harness/README.md: $ cellwright run --file": {
+    "harness/cli/README.md: $ cellwright run --file": {
         "sales.csv": "north,1\n",
         "analyse.py": "open('out.csv', 'w').write(open('sales.csv').read())",
     },
-    "harness/README.md: $ cellwright repl": {},
+    "harness/cli/README.md: $ cellwright repl": {},
     "harness/adapters/migration.md: $ cellwright run": {"sales.csv": "north,1\nsouth,2\n"},
-    "harness/README.md: $ cellwright run --workspace": {},
+    "harness/cli/README.md: $ cellwright run --workspace": {},
     "harness/dashboard/README.md: $ cellwright run --audit": {},
     "harness/mcp/README.md: $ cellwright run --servers": {
         "servers.json": _SERVERS,
@@ -116,8 +116,8 @@ NOT_RUN = {
     "harness/agent/README.md: $ cellwright agent": "needs a model; tests/harness/agent/test_killed.py runs it with a scripted one",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
     "harness/INSTALL.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",
-    "harness/README.md: $ cellwright network": "asks a sandbox that lives; tests/harness/test_network_control.py",
-    "harness/README.md: cellwright shell": "needs a terminal; tests/harness/cli/test_shell.py",
+    "harness/cli/README.md: $ cellwright network": "asks a sandbox that lives; tests/harness/test_network_control.py",
+    "harness/cli/README.md: cellwright shell": "needs a terminal; tests/harness/cli/test_shell.py",
     "harness/README.md: python3.12 -m pip": "installs from an index; tests/harness/test_pythons.py",
     "harness/servers/daemon/README.md: $ cellwright serve": "installs units; tests/harness/servers/daemon/test_configuration.py writes them",
     "harness/servers/e2b/README.md: $ cellwright e2b": "serves until it is ended; tests/harness/servers/e2b/test_python_sdk.py",

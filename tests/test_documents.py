@@ -40,8 +40,8 @@ def rows_of(name: str) -> list[list[str]]:
 
 
 def test_every_folder_that_people_read_has_its_document() -> None:
-    folders = ("cellwright", "runner", "runner/kernel", "policies", "harness", "tests")
-    wanted = {f"{folder}/README.md" for folder in (*folders, "benchmarks", "scripts")}
+    folders = ("cellwright", "runner", "runner/kernel", "policies", "harness", "harness/cli")
+    wanted = {f"{folder}/README.md" for folder in (*folders, "tests", "benchmarks", "scripts")}
     wanted |= {"README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"}
     assert wanted <= set(NAMES)
 
@@ -149,7 +149,8 @@ def test_every_field_of_a_result_is_described(kind: type[msgspec.Struct]) -> Non
 def test_every_public_name_is_described() -> None:
     # what a result holds stands in its table by its fields
     inside = {"SandboxStatus", "Violation"}
-    assert set(cellwright.__all__) - inside <= named_in("harness/README.md")
+    described = named_in("harness/README.md") | named_in("harness/sandbox/README.md")
+    assert set(cellwright.__all__) - inside <= described
 
 
 def test_every_status_and_reason_is_described() -> None:
@@ -159,7 +160,7 @@ def test_every_status_and_reason_is_described() -> None:
 
 
 def test_every_command_and_option_is_described() -> None:
-    described = text_of("harness/README.md")
+    described = text_of("harness/cli/README.md")
     (choices,) = (
         action.choices for action in commands.parser_of()._actions
         if isinstance(action, argparse._SubParsersAction)
@@ -167,11 +168,11 @@ def test_every_command_and_option_is_described() -> None:
     for command, parser in choices.items():
         assert f"`cellwright {command}" in described
         names = {option for action in parser._actions for option in action.option_strings}
-        assert names - {"-h", "--help"} <= named_in("harness/README.md"), command
+        assert names - {"-h", "--help"} <= named_in("harness/cli/README.md"), command
 
 
 def test_every_exit_status_is_described() -> None:
-    rows = {row[0] for row in rows_of("harness/README.md")}
+    rows = {row[0] for row in rows_of("harness/cli/README.md")}
     statuses = (
         options.SUCCEEDED, options.FAILED, options.USAGE_ERROR, options.SANDBOX_FAILED,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from .options import SANDBOX_FAILED, USAGE_ERROR
 
 _INTERRUPTED = 128 + signal.SIGINT
 _OUTPUT_CLOSED = 128 + signal.SIGPIPE
-# For `cellwright help exit-codes`, the manual page, and the table of harness/README.md.
+# For `cellwright help exit-codes`, the manual page, and the table of harness/cli/README.md.
 EXIT_CODES = {
     "0": "the program succeeded, or the command did what it was asked to",
     "1": "the program failed, or a check found something, such as a change of an audit trail",

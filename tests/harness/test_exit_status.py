@@ -139,6 +139,6 @@ def test_help_lists_the_exit_statuses() -> None:
 
 
 def test_the_table_of_the_document_is_that_of_the_command() -> None:
-    document = (ROOT / "harness" / "README.md").read_text()
+    document = (ROOT / "harness/cli/README.md").read_text()
     for code, meaning in EXIT_CODES.items():
         assert f"| {code} | {meaning} |" in document
