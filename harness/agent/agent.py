@@ -1,7 +1,7 @@
 """`Agent`: a model that solves tasks by programs in cells, within budgets, and can be resumed."""
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -44,7 +44,6 @@ from .transcript import INTERRUPTED, PAUSED, AgentRun, AgentStep, Transcripts
 
 if TYPE_CHECKING:
     from ..sandbox.packages.store import PackageStore
-    from ..sandbox.sandbox_tools import Offered
     from ..skills.skills import Skills, SkillSet
     from ..tools.http.client import HttpClient
 
@@ -60,7 +59,8 @@ class Agent(Closing):
     `model`: a ModelClient, or any object with its `ask`; or the URL of a server.
     `sandbox`: cells get its policy, interpreter, packages and trail; without it those of `policy`,
     default `strict`.  `registry`, or the path of its file, keeps the tools that are made; default
-    `tools.db` in `directory`.  `tools`: further tools that programs may call, as of Sandbox.
+    `tools.db` in `directory`.  `tools`: further tools that programs may call, functions or a catalogue
+    such as McpServers; not a Broker or a ToolFactory, because the agent has a broker of its own.
     `directory` keeps the runs, so that another process can resume them; without it they are in memory.
     `limits`: the budget of each run.  `maker` names the agent as the maker of its tools.
     `research`: what programs can look up, default nothing.  `planner`: proposes plans, default none.
@@ -82,7 +82,8 @@ class Agent(Closing):
     def __init__(
         self, model: "ChatModel | str", *, sandbox: Sandbox | None = None, policy: Any = "strict",
         registry: ToolRegistry | str | os.PathLike[str] | None = None,
-        tools: "Offered" = (), directory: str | os.PathLike[str] | None = None,
+        tools: "Catalogue | Iterable[Tool | Callable[..., Any]]" = (),
+        directory: str | os.PathLike[str] | None = None,
         limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
         maker: str = MAKER, research: Research | None = None, planner: Planner | None = None,
         memory: AgentMemory | None = None, trusted_after: int = 10, workspace: str = "",
@@ -322,12 +323,23 @@ def _trail() -> AuditLog:
     return AuditLog(max_entries=_TRAIL_ENTRIES)
 
 
-def _catalogue(tools: "Offered") -> Catalogue:
-    """Return the tools that a program may call beside those of the agent."""
-    if isinstance(tools, Broker):
+def _catalogue(tools: "Catalogue | Iterable[Tool | Callable[..., Any]]") -> Catalogue:
+    """Return the tools that a program may call beside those of the agent.
+
+    Raises PolicyError for a Broker, and for a ToolFactory, which has one: the agent would call the
+    tools past its rules and filters.
+    """
+    given: Any = tools
+    if isinstance(given, Broker):
         raise PolicyError(
             "tools: an agent has a broker of its own, got a Broker",
             "pass its functions as a list; agent.calls has the approvals",
+        )
+    if isinstance(getattr(given, "broker", None), Broker):
+        raise PolicyError(
+            f"tools: an agent has a broker of its own, got a {type(given).__name__}, whose rules, "
+            "vault, approval and filters would not hold",
+            "Agent(registry=factory.registry) offers its tools",
         )
     return catalogue_of(tools)
 

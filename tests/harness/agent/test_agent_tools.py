@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cellwright import Broker, HttpClient, NetworkRule, Workspaces
+from cellwright import (
+    Broker,
+    HttpClient,
+    NetworkRule,
+    Offer,
+    RedactSecrets,
+    ToolFactory,
+    Workspaces,
+    tool_of,
+)
 from cellwright.agent import Agent, AgentLimits
 from cellwright.harness.agent.messages import Message, ModelReply
 from cellwright.harness.agent.summaries import summarise
@@ -200,3 +209,33 @@ def test_a_program_that_hangs_ends_with_the_seconds_of_a_step(make: Make) -> Non
 def test_a_broker_is_refused_since_an_agent_has_its_own(make: Make) -> None:
     with pytest.raises(PolicyError, match="got a Broker\nhint: pass its functions as a list"):
         make([], tools=Broker([]))
+
+
+def test_a_factory_is_refused_since_its_filters_would_not_hold(make: Make) -> None:
+    """An agent that took it showed the model what these filters redact for programs of a sandbox."""
+    key = "AKIAIOSFODNN7EXAMPLE"
+    with ToolFactory(filters=[RedactSecrets()], pool=0) as factory:
+        factory.create_tool("told", "d", f"def told() -> str:\n    return '{key}'", tests=[])
+        assert key not in str(factory.broker.call("told", {}))
+        with pytest.raises(PolicyError, match=r"got a ToolFactory.*\nhint: Agent\(registry="):
+            make([], tools=factory)
+        agent = make(
+            [program("from tools import told\nfinal_answer(told())")], registry=factory.registry
+        )
+        assert agent.run("t").answer == key
+
+
+def test_further_tools_are_functions_or_a_catalogue(make: Make) -> None:
+    def seven() -> int:
+        return 7
+
+    for tools in ([seven], (tool_of(seven),), Offer([tool_of(seven)])):
+        assert (
+            make([program("from tools import seven\nfinal_answer(seven())")], tools=tools)
+            .run("t")
+            .answer
+            == 7
+        )
+    for wrong in (None, seven, "seven", 7):
+        with pytest.raises(PolicyError, match="tools: must be a list"):
+            make([], tools=wrong)
