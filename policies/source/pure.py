@@ -38,7 +38,7 @@ _OPERATORS = (
 )  # fmt: skip
 _PLAIN = (
     ast.Expression, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.List, ast.Tuple,
-    ast.Subscript, ast.Slice, ast.ListComp, ast.DictComp, ast.GeneratorExp, *_OPERATORS,
+    ast.Slice, ast.ListComp, ast.DictComp, ast.GeneratorExp, *_OPERATORS,
 )  # fmt: skip
 
 
@@ -73,9 +73,9 @@ class _ExpressionReader:
         self._used: set[str] = set()
         self._bound: set[str] = set()
         self._called: set[str] = set()
-        self._used_up: set[int] = (
-            set()
-        )  # the nodes of iterators whose users were read: ast.walk begins there
+        # Nodes whose users were read, since ast.walk begins there: iterators, and functions of calls.
+        self._used_up: set[int] = set()
+        self._callees: set[int] = set()
 
     def takes(self, node: ast.AST) -> bool:
         """Tell whether a node belongs to the language, and note what it needs."""
@@ -85,11 +85,14 @@ class _ExpressionReader:
             case ast.Name(id=name, ctx=ast.Store()):
                 self._bound.add(name)
             case ast.Name(id=name):
-                self._used.add(name)
+                if id(node) not in self._callees:
+                    self._used.add(name)
             case ast.Call():
                 return self._takes_call(node)
-            case ast.Attribute(attr=attr, ctx=ast.Load()):
-                return attr in _METHODS  # that it is called: `is_decided`
+            case ast.Attribute():
+                return id(node) in self._callees  # the call has checked its name
+            case ast.Subscript(ctx=ctx):
+                return isinstance(ctx, ast.Load)
             case ast.Dict(keys=keys):
                 return None not in keys
             case ast.comprehension():
@@ -109,7 +112,7 @@ class _ExpressionReader:
     def is_decided(self) -> bool:
         """Tell whether all names are known, and none of the operations could go another way."""
         calls = self._called & _BUILTINS
-        free = self._used - self._bound - calls
+        free = self._used - self._bound
         if not free <= self._inputs.keys() or (self._bound | self._inputs.keys()) & _BUILTINS:
             return False
         if self._bound & self._inputs.keys():
@@ -123,8 +126,7 @@ class _ExpressionReader:
         return not self._has_floats or not (self._has_powers or calls & _BUILTINS_WITHOUT_FLOATS)
 
     def _takes_call(self, node: ast.Call) -> bool:
-        if any(isinstance(each, ast.Starred) for each in node.args):
-            return False
+        self._callees.add(id(node.func))
         match node.func:
             case ast.Name(id=name) if name in _BUILTINS:
                 self._called.add(name)
@@ -183,6 +185,7 @@ def is_plain_value(value: object, level: int = 0) -> bool:
         return all(is_plain_value(each, level + 1) for each in value)
     if type(value) is dict:
         return all(
-            type(key) is str and is_plain_value(each, level + 1) for key, each in value.items()
+            type(key) is str and _is_plain_text(key) and is_plain_value(each, level + 1)
+            for key, each in value.items()
         )
     return False

@@ -1,6 +1,8 @@
 """Pure expressions that Monty answers: the same answers as those of cells, and no more than the policy
 allows."""
 
+import builtins
+import functools
 import os
 import signal
 import sys
@@ -326,6 +328,57 @@ def test_a_hostile_source_is_no_expression_of_it(hostile: str) -> None:
     assert not is_pure(hostile, {})
 
 
+# What the check takes, a second time: an entry that is added there fails a test here.
+TAKEN_BUILTINS = {
+    "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "len", "list", "max", "min", "range", "reversed",
+    "round", "sorted", "str", "sum", "tuple", "zip",
+}  # fmt: skip
+TAKEN_METHODS = {
+    "count", "endswith", "find", "get", "join", "lower", "lstrip", "replace", "rstrip", "split", "startswith", "strip", "upper",
+}  # fmt: skip
+DEEP: Any = functools.reduce(lambda inner, _: [inner], range(30), 1)
+DEEP_DICT: Any = functools.reduce(lambda inner, _: {"a": inner}, range(30), 1)
+NOT_PURE: list[tuple[str, dict[str, Any]]] = [
+    # text: too long, indented, beyond ASCII
+    ("[" + "1, " * 700 + "1]", {}), (" 1", {}), ("\n1", {}), ("1 # \u00e9", {}), ("'\x00'", {}),
+    # names and functions that are not called
+    ("unknown", {}), ("len", {}), ("len([str(len)])", {}), ("str('a'.upper)", {}), ("'a'.__class__", {}),
+    ("[1 for a.count in [1]]", {}), ("a(1)", {"a": 1}), ("len(1)(1)", {}),
+    # values
+    ("9007199254740993", {}), ("1e999", {}), ("1j", {}), ("b'a'", {}), ("...", {}), ("a", {"a": 2**60}), ("a", {"a": "\u00e9"}),
+    ("a", {"a": [2**60]}), ("a", {"a": {"k": 2**60}}), ("a", {"a": {"\u00e9": 1}}), ("a", {"a": DEEP}), ("a", {"a": DEEP_DICT}),
+    # floats, wherever they come from
+    ("0.5 ** 2", {}), ("0.5 % 2", {}), ("0.5 // 2", {}), ("(1 / 3) ** 3", {}), ("float('0.1') ** 3", {}), ("a ** 3", {"a": 0.1}),
+    ("sum([0.1])", {}), ("divmod(0.5, 2)", {}), ("sum([1 / 3])", {}),
+    # text as a format
+    ("'%d' % 1", {}), ("str(1) % 2", {}), ("a % 2", {"a": "%d"}),
+    # arguments
+    ("max(*[1, 2])", {}), ("max(range(3), range(4))", {}), ("round(2.5, 1)", {}), ("round(2.5, ndigits=1)", {}),
+    ("max([1], reverse=True)", {}), ("sorted([1], key=None)", {}), ("'a'.split(sep='b')", {}), ("[1].count(1)", {}),
+    ("dict(**{})", {}), ("{**{}}", {}),
+    # iterators that are handed out
+    ("enumerate([1])", {}), ("range(3)", {}), ("reversed([1])", {}), ("zip([1])", {}), ("(x for x in [1])", {}),
+    # other syntax
+    ("(lambda: 1)", {}), ("(a := 1)", {}), ("await a", {"a": 1}), ("(yield 1)", {}), ("f'a'", {}), ("f'{1}'", {}), ("{1, 2}", {}),
+    ("{x for x in [1]}", {}), ("1 is 1", {}), ("1 is not 1", {}), ("[1] @ [1]", {}), ("[*[1]]", {}), ("[x async for x in [1]]", {}),
+    ("[1 for x[0] in [[1]]]", {"x": [1]}), ("x = 1", {}), ("import os", {}), ("1; 2", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "inputs"), NOT_PURE)
+def test_the_check_refuses_it_before_monty_sees_it(code: str, inputs: dict[str, Any]) -> None:
+    """Monty would refuse many of these itself; the check does not rely on that."""
+    assert not is_pure(code, inputs)
+
+
+def test_the_check_takes_no_other_builtin_and_no_other_method() -> None:
+    names = [each for each in dir(builtins) if each not in ("None", "True", "False", "__debug__")]
+    assert [each for each in names if is_pure(f"list({each}([1]))", {})] == sorted(TAKEN_BUILTINS)
+    kinds = (str, bytes, int, float, list, dict, set, tuple)
+    methods = {each for kind in kinds for each in dir(kind)}
+    assert {each for each in methods if is_pure(f"a.{each}()", {"a": 1})} == TAKEN_METHODS
+
+
 def test_a_name_of_a_builtin_cannot_be_taken() -> None:
     assert is_pure("max(a)", {"a": [1]})
     assert not is_pure("max(a)", {"a": [1], "max": 5})
@@ -333,7 +386,13 @@ def test_a_name_of_a_builtin_cannot_be_taken() -> None:
     assert not is_pure("[a for a in [1]]", {"a": 5})
 
 
+NOT_PLAIN: list[Any] = [
+    (1,), {1: 2}, float("inf"), float("nan"), 2**60, "é", {1}, b"", 1j, signal.SIGTERM, [2**60], {"a": 2**60}, {"é": 1}, DEEP,
+    DEEP_DICT, type("Text", (str,), {})("a"), type("Real", (float,), {})(1.0),
+]  # fmt: skip
+
+
 def test_values_are_compared_by_their_exact_types() -> None:
     assert is_plain_value({"a": [1, 1.5, "x", None, True]})
-    for value in ((1,), {1: 2}, float("inf"), 2**60, "é", {1}, b"", 1j):
+    for value in NOT_PLAIN:
         assert not is_plain_value(value)
