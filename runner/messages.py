@@ -186,6 +186,7 @@ class RunProgram(_Frame, frozen=True):
     nonce: str = ""
     plain: bool = False  # the value is made JSON, or the error says why it cannot be
     arguments: tuple[str, ...] = ()  # in a session those of the call before stay if there are none
+    sites: bool = False  # calls of tools tell their sites, as a durable run needs them
 
 
 class Answer(_Frame, frozen=True):
@@ -229,7 +230,8 @@ NOT_JSON = "not JSON: "  # how the error of a program begins whose value was to 
 
 class Call(_Frame, frozen=True):
     """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own, from 0 up
-    (below are those that come through a door), and `site` says where in the program the call stands.
+    (below are those that come through a door).  `site` says where in the program the call stands, if
+    the RunProgram frame asks for it: to find that out takes as long as the rest of the call.
     `alone`: the program has one thread, which waits for this answer, so no other call can come
     before it."""
 
@@ -391,6 +393,13 @@ def encode(frame: msgspec.Struct) -> bytes:
     buffer = bytearray()
     _ENCODER.encode_into(frame, buffer)
     return bytes(buffer)
+
+
+def encode_behind(mark: bytes, frame: msgspec.Struct) -> bytearray:
+    """Return `mark` and the frame in one buffer, without a copy."""
+    buffer = bytearray(mark)
+    _ENCODER.encode_into(frame, buffer, len(mark))
+    return buffer
 
 
 def decode(data: bytes, kind: Any) -> Any:

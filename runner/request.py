@@ -52,6 +52,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     tools: dict[str, tuple[str, ...]] = {}  # callable tools: name -> names of parameters
     on_call: "OnCall | None" = None  # answers tool calls
     orphans: "Orphans | None" = None  # counts the calls that outlive their programs
+    sites: bool = False  # calls tell where in the program they stand
     program: LongLivedProgram | None = None  # replaces `code`, which then only describes it
     arguments: tuple[str, ...] = ()
     plain: bool = False  # the value of a Python program must be JSON

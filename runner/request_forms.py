@@ -79,6 +79,7 @@ def _as_json(run: RunProgram) -> bytes:
         "nonce": run.nonce,
         "tools": list(run.tools),
         "arguments": run.arguments,
+        "sites": run.sites,
     }
     contents = b"".join([*(file.data for file in run.files), run.stdin])
     return json.dumps(header).encode() + b"\n" + contents

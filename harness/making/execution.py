@@ -76,7 +76,7 @@ class ToolExecutor:
     ) -> SandboxResult:
         """Execute a program of this tool, which may call only the tools in its spec's `calls`."""
         above = CALLING.get() or self._caller
-        token = CALLING.set(above._replace(tools=frozenset(spec.calls)))
+        token = CALLING.set(replace(above, tools=frozenset(spec.calls)))
         try:
             with self._sandboxes.lend(spec.grants, self._broker if spec.calls else None) as sandbox:
                 timeout = min(spec.timeout, sandbox.policy.limits.wall_seconds)

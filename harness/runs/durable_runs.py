@@ -280,7 +280,7 @@ class Runs(Closing):
             is_repeat=is_repeat,
         )  # fmt: skip
         above = CALLING.get() or Caller()  # a tool may start a run: its depth and its budget apply
-        token = CALLING.set(above._replace(id=stored.run, recorder=recorder))
+        token = CALLING.set(replace(above, id=stored.run, recorder=recorder))
         end = partial(self._end, stored, is_repeat)
         try:
             result = sandbox._execute(stored.given, None, recorder.stop)

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ...policies.errors import PolicyError, SkillInvalid
 from ...policies.languages import PYTHON, language_of_file
 from ...policies.policy import MIB, Policy
@@ -73,7 +75,7 @@ class SandboxSkills(SkillSet):
         tools = asked if above.tools is None else asked & above.tools
         if self.execute is None:
             raise PolicyError("skills: they are of no sandbox that is open")
-        token = CALLING.set(above._replace(tools=tools))
+        token = CALLING.set(replace(above, tools=tools))
         try:
             result = self.execute(given)
         finally:

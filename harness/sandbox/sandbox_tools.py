@@ -92,11 +92,11 @@ class SandboxTools:
         """Return `request` with the tools that its program may call, and the function that answers."""
         caller = self._caller(session_id or request.execution_id, span)
         if self._private and caller.privacy is None:
-            caller = caller._replace(privacy=self._private.scope(session_id))
+            caller = replace(caller, privacy=self._private.scope(session_id))
         names = self._names(caller, language)
         return replace(
             request, tools=names, orphans=self._orphans,
-            on_call=partial(self.answer, caller),
+            on_call=partial(self.answer, caller), sites=caller.recorder is not None,
         )  # fmt: skip
 
     def _names(self, caller: Caller, language: str) -> _Names:
@@ -135,7 +135,7 @@ class SandboxTools:
                 call,
                 arguments,
                 lambda making: self._call(
-                    call, arguments, caller._replace(intend=making.begin, call=making.call)
+                    call, arguments, replace(caller, intend=making.begin, call=making.call)
                 ),
                 tell,
                 may_be_repeated=self.broker.may_repeat(call.name),
@@ -180,8 +180,8 @@ class SandboxTools:
         meter = Meter(self._rules.calls, self._rules.calls_per_second)
         if above := CALLING.get():
             id = above.id if above.recorder else id  # a run has more than one execution
-            return above._replace(
-                id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
+            return replace(
+                above, id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
                 rules=narrow_tools(above.rules, self._rules), trails=above.trails + self._trails,
             )  # fmt: skip
         return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter, trails=self._trails)

@@ -34,11 +34,11 @@ from ..schemas.spec import ToolOwner, ToolSpec
 from ..search.model import Model, model_of
 from ..text.redaction import Redaction
 from .approval import ApprovalRequest, Approve, refuse_approval
-from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail
+from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail, ToolTerms, forms_of
 from .caller import CALLING, Caller, Tool
 from .catalogue import Catalogue, catalogue_of
 from .catalogue import Offer as Offer
-from .checks import check_arguments
+from .checks import check_arguments, quick_check_of
 from .discovery import Discovery
 from .filters import Hits, ResultFilter
 from .meter import Meter
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 
-_REMEMBERED = 64  # joint rules of the broker and a caller
+_REMEMBERED = 1024  # tools, each with the rules of its callers
 
 
 class Broker:
@@ -80,7 +80,7 @@ class Broker:
         model: "Model | str | os.PathLike[str] | None" = None,
     ) -> None:
         self.rules = rules
-        self._joint_rules: dict[int, tuple[Tools, Tools]] = {}  # by the id of a caller's rules
+        self._terms: dict[tuple[int, int], ToolTerms] = {}  # by the ids of tool and caller's rules
         self._tools = catalogue_of(tools)
         self._vault = vault or Vault()
         self._approve = approve
@@ -109,8 +109,8 @@ class Broker:
         span = span_of(caller.traceparent)
         hits: Hits = {}
         try:
-            rules = self._rules_with(caller.rules)
-            return self._made(tool, arguments, caller, span, hits, rules).value
+            terms = self._terms_of(tool, caller.rules)
+            return self._made(terms, arguments, caller, span, hits).value
         except ToolError as error:
             private_error(caller.privacy, error)
             self._trail.record_failure(tool.spec.name, caller, span, error, hits)
@@ -140,25 +140,29 @@ class Broker:
         try:
             if caller.meter:  # first, so that refused calls count too: they must not fill the trail
                 caller.meter.count()
-            rules = self._rules_with(caller.rules)
-            return self._made(self._find(name, caller, rules), arguments, caller, span, hits, rules)
+            tool = self._own.get(name) or self._wanted(name, caller)
+            terms = self._terms_of(tool, caller.rules)
+            if caller.tools is not None or caller.depth >= terms.rules.depth:
+                self._check_caller(terms, caller)
+            return self._made(terms, arguments, caller, span, hits)
         except ToolError as error:
             private_error(caller.privacy, error)  # before it is recorded
             self._trail.record_failure(name, caller, span, error, hits)
             raise
 
     def _made(
-        self, tool: Tool, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits,
-        rules: Tools,
-    ) -> SanitizedResult:  # fmt: skip
-        restored = restored_of(caller.privacy, tool.spec, arguments) if caller.privacy else None
+        self, terms: ToolTerms, arguments: dict[str, Any], caller: Caller, span: Span, hits: Hits
+    ) -> SanitizedResult:
+        spec, rules = terms.tool.spec, terms.rules
+        restored = restored_of(caller.privacy, spec, arguments) if caller.privacy else None
         given = restored.arguments if restored else arguments
-        call = BrokerCall(tool, given, caller, span, self._trail.of(caller), rules, restored)
-        self._check_arguments(call)
-        verdict = self._judge(call)
-        if verdict.effect == "approve" or tool.spec.risky:
+        call = BrokerCall(terms, given, caller, span, self._trail.of(caller), restored)
+        if spec.credentials or not terms.accepts(given):
+            self._check_arguments(call)
+        verdict = self._judge(call) if terms.is_judged else ALLOWED
+        if verdict.effect == "approve" or spec.risky:
             self._ask(call, verdict)
-        secrets = self._credentials(tool.spec) if tool.spec.credentials else {}
+        secrets = self._credentials(spec) if spec.credentials else {}
         redaction = Redaction(secrets.values()) if secrets else None
         self._trail.record_call(call)
         if caller.intend:
@@ -167,9 +171,11 @@ class Broker:
         if caller.privacy and restored:
             private = PrivateResults(caller.privacy, restored.values)
         value = self._perform(call, secrets, redaction, hits, private)
-        rows = call.rules.result_rows
-        returned = self._sanitizer.result(tool.spec, value, redaction, rows, hits, private)
-        fitted = self._fit(call, returned)
+        returned = fitted = self._sanitizer.result(
+            spec, value, redaction, rules.result_rows, hits, private, terms.returns
+        )
+        if len(returned.data) > rules.result_bytes or caller.is_model:
+            fitted = self._fit(call, returned)
         self._trail.record_result(call, len(returned.data), hits)
         return fitted
 
@@ -220,16 +226,23 @@ class Broker:
                 found.append(self._tools.get(name).spec)
         return found
 
-    def _rules_with(self, rules: Tools) -> Tools:
-        """Return the broker's rules and a caller's as one."""
-        known = self._joint_rules.get(id(rules))
-        if known and known[0] is rules:
-            return known[1]
-        joint = narrow_tools(self.rules, rules)
-        if len(self._joint_rules) >= _REMEMBERED:
-            self._joint_rules.clear()
-        self._joint_rules[id(rules)] = rules, joint
-        return joint
+    def _terms_of(self, tool: Tool, rules: Tools) -> ToolTerms:
+        """Return what holds for calls of `tool` by callers under `rules`."""
+        key = id(tool), id(rules)
+        known = self._terms.get(key)
+        if known and known.tool is tool and known.callers_rules is rules:
+            return known
+        spec, joint = tool.spec, narrow_tools(self.rules, rules)
+        is_own = spec.name in self._own
+        terms = ToolTerms(
+            tool, rules, joint, is_own, bool(joint.rules or joint.further) and not is_own,
+            quick_check_of(spec.parameters), quick_check_of(spec.output_schema),
+            *forms_of(spec.name),
+        )  # fmt: skip
+        if len(self._terms) >= _REMEMBERED:
+            self._terms.clear()
+        self._terms[key] = terms
+        return terms
 
     # the gates
 
@@ -245,19 +258,19 @@ class Broker:
             hint = did_you_mean(name, known, error.hint)
             raise ToolNotFound(error.what, hint, tool=error.tool) from None
 
-    def _find(self, name: str, caller: Caller, rules: Tools) -> Tool:
-        if name in self._own:
-            return self._own[name]
-        tool = self._wanted(name, caller)
-        if caller.tools is not None and tool.spec.name not in caller.tools:
+    def _check_caller(self, terms: ToolTerms, caller: Caller) -> None:
+        """Raise ToolDenied for a tool that `caller` may not call, or at no such depth."""
+        name = terms.tool.spec.name
+        if terms.is_own:
+            return
+        if caller.tools is not None and name not in caller.tools:
             raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
-        if caller.depth >= rules.depth:
+        if caller.depth >= terms.rules.depth:
             raise ToolDenied(
                 f"{name}: {caller.depth} tools have called each other already; tools.depth of the "
                 "policy allows no more",
                 tool=name,
             )
-        return tool
 
     def _check_arguments(self, call: BrokerCall) -> None:
         spec = call.tool.spec
@@ -269,10 +282,8 @@ class Broker:
         check_arguments(spec, call.arguments)
 
     def _judge(self, call: BrokerCall) -> ToolDecision:
-        name, rules = call.tool.spec.name, call.rules
-        if not rules.rules or name in self._own:
-            return ALLOWED
-        verdict = judge(rules, name, call.arguments)
+        name = call.tool.spec.name
+        verdict = judge(call.terms.rules, name, call.arguments)
         if verdict.effect == "deny":
             raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict
@@ -314,9 +325,7 @@ class Broker:
         """
         caller, spec = call.caller, call.tool.spec
         size = len(returned.data)
-        if size <= call.rules.result_bytes and not caller.is_model:
-            return returned
-        limit = _limit(call.rules, caller)
+        limit = _limit(call.terms.rules, caller)
         if size <= limit or spec is READ_ALL:
             return returned
         text = returned.data.decode()
@@ -336,7 +345,7 @@ class Broker:
         )  # fmt: skip
 
     def _read(self, arguments: dict[str, Any], caller: Caller) -> Any:
-        limit = _limit(self._rules_with(caller.rules), caller)
+        limit = _limit(narrow_tools(self.rules, caller.rules), caller)
         return self._results.read(arguments, caller.id, int(limit))
 
     def _read_all(self, arguments: dict[str, Any], caller: Caller) -> Any:

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -16,6 +16,7 @@ from ...policies.errors import (
 )
 from ...policies.tools import Tools
 from ...runner.audit.level import AuditLevel
+from ...runner.audit.record import TEXT_LIMIT, RecordForm
 from ...runner.audit.spans import Span
 from ..privacy.outcomes import Restored
 from .caller import Caller, Tool
@@ -25,19 +26,45 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 
+class ToolTerms(msgspec.Struct, frozen=True):
+    """What holds for every call of one tool by callers under the same rules, found out once."""
+
+    tool: Tool
+    callers_rules: Tools
+    rules: Tools  # of the broker and of the caller as one
+    is_own: bool  # the broker's own tool, which no rule is about
+    is_judged: bool  # there are rules that decide
+    accepts: Callable[[object], bool]  # True only for valid arguments; False proves nothing
+    returns: Callable[[object], bool]  # likewise, of results
+    called: RecordForm
+    returned: RecordForm
+
+
+def forms_of(tool: str) -> tuple[RecordForm, RecordForm]:
+    """Return the forms of the records that a call is about to be made, and that it returned."""
+    common = ("caller", "depth")
+    return (
+        RecordForm("tool", "call", tool, (*common, "arguments_sha256", "arguments_bytes")),
+        RecordForm("tool", "returned", tool, (*common, "result_bytes")),
+    )
+
+
 class BrokerCall(msgspec.Struct, frozen=True):
     """A call that the broker found the tool of, and checks or makes.
 
     `arguments` are those of the tool: `restored` tells which of them were tokens.
     """
 
-    tool: Tool
+    terms: ToolTerms
     arguments: dict[str, Any]
     caller: Caller
     span: Span
     trails: "Sequence[AuditLog]"  # that record it
-    rules: Tools  # of the broker and of the caller as one
     restored: Restored | None = None  # for a caller that gets tokens
+
+    @property
+    def tool(self) -> Tool:
+        return self.terms.tool
 
     @property
     def written(self) -> dict[str, Any]:
@@ -49,6 +76,8 @@ class BrokerCall(msgspec.Struct, frozen=True):
 OWN: Final = "own"
 OwnTrail = Literal["own"]
 _OWN_ENTRIES = 1000
+_ID_CHARACTERS = TEXT_LIMIT + 1  # a record shows that the id of a caller was longer
+_IN_ORDER = msgspec.json.Encoder(order="deterministic").encode
 
 
 class CallTrail:
@@ -91,17 +120,33 @@ class CallTrail:
 
         Of the arguments it records hash and length, never the text, which may hold secrets.
         """
-        if call.trails:
-            written = call.written if call.restored else call.arguments
-            text = msgspec.json.encode(written, order="deterministic")
-            digest = hashlib.sha256(text).hexdigest()
-            more = _restored(call.restored) if call.restored else {}
-            self._record("call", call, arguments_sha256=digest, arguments_bytes=len(text), **more)
+        if not call.trails:
+            return
+        text = _IN_ORDER(call.written if call.restored else call.arguments)
+        digest = hashlib.sha256(text).hexdigest()
+        if call.restored:
+            self._record(
+                "call", call, arguments_sha256=digest, arguments_bytes=len(text),
+                **_restored(call.restored),
+            )  # fmt: skip
+            return
+        caller = call.caller
+        for trail in call.trails:
+            trail.record_formed(
+                call.terms.called, call.span, caller.id[:_ID_CHARACTERS], caller.depth, digest,
+                len(text),
+            )  # fmt: skip
 
     def record_result(self, call: BrokerCall, size: int, hits: Hits) -> None:
         """Record the length of the result, and how often each kind of content was filtered out."""
-        more = _counted("filtered", hits) if hits else {}
-        self._record("returned", call, result_bytes=size, **more)
+        if hits:
+            self._record("returned", call, result_bytes=size, **_counted("filtered", hits))
+            return
+        caller = call.caller
+        for trail in call.trails:
+            trail.record_formed(
+                call.terms.returned, call.span, caller.id[:_ID_CHARACTERS], caller.depth, size
+            )
 
     def _record(self, action: str, call: BrokerCall, **details: Any) -> None:
         for trail in call.trails:

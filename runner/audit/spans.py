@@ -3,13 +3,14 @@
 import os
 import re
 from functools import lru_cache
-from typing import NamedTuple
+
+import msgspec
 
 _W3C_ID = re.compile(r"[0-9a-f]{32}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
-class Span(NamedTuple):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """One action, in the trace that caused it, under the span that asked for it."""
 
     trace_id: str = ""
@@ -36,7 +37,11 @@ def span_of(given: str | None) -> Span:
     if not given:
         return Span(os.urandom(16).hex(), new_span_id(), is_w3c=True)
     trace_id, parent_id, sampled, is_w3c = _parsed(given)
-    return Span(trace_id, new_span_id(), parent_id, sampled, is_w3c)
+    try:
+        own = _SPAN_IDS.pop()
+    except IndexError:
+        own = new_span_id()
+    return Span(trace_id, own, parent_id, sampled, is_w3c)
 
 
 @lru_cache(maxsize=256)

@@ -98,12 +98,12 @@
     };
     return item();
   };
-  let calls = 0;
+  let calls = 0, sites = false; // whether calls tell where in the program they stand
   const callTool = (name, args = {}) => {
     const number = ++calls, big = Buffer.alloc(5);
     big[0] = 0xce;
     big.writeUInt32BE(number, 1);
-    const site = String(new Error().stack).split("\n").filter((line) => !line.includes("[eval]"))[1] ?? "";
+    const site = sites ? String(new Error().stack).split("\n").filter((line) => !line.includes("[eval]"))[1] ?? "" : "";
     const given = JSON.stringify(args);
     if (given === undefined) throw new TypeError("the arguments of a tool must be an object");
     post(Buffer.concat([Buffer.from([0x96]), text("Call"), big, text(String(name)), sized(0xc6, Buffer.from(given)),
@@ -117,7 +117,9 @@
       return value === null ? null : JSON.parse(value);
     }
   };
-  const offer = (names) => {
+  const offer = (request) => {
+    const names = request.tools;
+    sites = request.sites;
     if (!names.length) return;
     const tools = {};
     for (const name of names) {
@@ -129,13 +131,14 @@
   };
 
   const once = () => {
-    const { path, inputs, environment, limit, tools, arguments: words } = JSON.parse(fs.readFileSync(given, "utf8"));
+    const request = JSON.parse(fs.readFileSync(given, "utf8"));
+    const { path, inputs, environment, limit, arguments: words } = request;
     fs.unlinkSync(given);
     const failed = (error) => { send(failure(error)); process.exit(1); };
     process.on("uncaughtException", failed);
     Object.assign(process.env, environment);
     Object.assign(globalThis, inputs);
-    offer(tools);
+    offer(request);
     process.argv.splice(1, process.argv.length, path, ...words);
     const settle = (value) => process.once("beforeExit", () => send(told(value, limit)));
     try {
@@ -172,7 +175,7 @@
     Object.assign(process.env, request.environment);
     Object.assign(globalThis, request.inputs);
     if (request.arguments.length) process.argv.splice(1, process.argv.length, "<cell>", ...request.arguments);
-    offer(request.tools);
+    offer(request);
   };
   const read_from = (data) => { // what is opened has the lowest number that is free
     const file = data.length ? "/tmp/cell.stdin" : "/dev/null";

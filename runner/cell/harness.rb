@@ -90,6 +90,7 @@ lambda do |given|
   end
   names = []
   number = 0
+  sites = false # whether calls tell where in the program they stand
   turn = Mutex.new
   hangup = nil # a pipe that is readable once nobody may wait any more; none while nobody may call
   process = Process.pid
@@ -105,7 +106,7 @@ lambda do |given|
     raise tool_error.new("closed", "only the program's first process can call tools") if Process.pid != process
 
     arguments = JSON.generate(arguments).b
-    site = caller_locations.find { |place| place.path != "-e" }.to_s[0, 100]
+    site = sites ? caller_locations.find { |place| place.path != "-e" }.to_s[0, 100] : ""
     answer = turn.synchronize do
       raise tool_error.new("closed", "there is no request in which to call a tool") unless hangup
 
@@ -173,6 +174,7 @@ lambda do |given|
     File.unlink(given)
     $PROGRAM_NAME = request["path"]
     give[request]
+    sites = request["sites"]
     offer[request["tools"]]
     begin
       value = main.eval(File.read(request["path"]), request["path"])
@@ -215,6 +217,7 @@ lambda do |given|
     File.binwrite("/tmp/cell.stdin", input) unless input.empty?
     STDIN.reopen(input.empty? ? "/dev/null" : "/tmp/cell.stdin")
     give[request]
+    sites = request["sites"]
     offer[request["tools"]]
   end
   # Ignored but while a program runs: SIGINT never interrupts what is done in between.

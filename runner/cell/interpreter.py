@@ -158,7 +158,7 @@ class _Stage:
     def recv(self, size: int) -> bytes:
         return self._packet[:size]
 
-    def send(self, packet: bytes) -> int:
+    def send(self, packet: bytes | bytearray) -> int:
         return len(packet)
 
 

@@ -74,6 +74,7 @@ class Interpreter:
                 "path": self._source, "inputs": json.loads(run.inputs),
                 "environment": run.environment, "limit": run.value_bytes,
                 "tools": list(run.tools), "arguments": run.arguments,
+                "sites": run.sites,
             }  # fmt: skip
             _write_text(_GIVEN, json.dumps(given))
             os.set_inheritable(control, True)

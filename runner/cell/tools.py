@@ -74,7 +74,7 @@ class Toolbox:
             self._make_importable()
         self._name(self._module, run.tools)
         main.__dict__["call_tool"] = self._module.__dict__["call_tool"]
-        self._caller.open()
+        self._caller.open(sites=run.sites)
 
     def close(self) -> None:
         """End what still waits; the next word on the control socket is not theirs."""

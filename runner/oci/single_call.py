@@ -124,7 +124,7 @@ class _Packets:
     def recv(self, size: int, /) -> bytes:
         return self.packet[:size]
 
-    def send(self, packet: bytes, /) -> int:
+    def send(self, packet: bytes | bytearray, /) -> int:
         raise NotImplementedError
 
 

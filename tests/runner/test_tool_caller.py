@@ -14,7 +14,7 @@ def test_a_second_close_does_not_touch_a_file_that_has_its_number() -> None:
     with contextlib.closing(ours), contextlib.closing(theirs):
         caller = ToolCaller(ours, ours.fileno(), channel.Receiver(ours, 1000))
         caller.close()  # never opened
-        caller.open()
+        caller.open(sites=False)
         number = caller._closing
         caller.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -30,5 +30,5 @@ def test_a_second_close_does_not_touch_a_file_that_has_its_number() -> None:
         finally:
             for each in {own, number}:
                 os.close(each)
-        caller.open()
+        caller.open(sites=False)
         caller.close()

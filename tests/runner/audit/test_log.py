@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cellwright import AuditError, AuditLevel, AuditLog, verify
 from cellwright.runner.audit import summary as audit_summary
-from cellwright.runner.audit.record import GENESIS, parse
+from cellwright.runner.audit.record import GENESIS, RecordForm, parse
 from cellwright.runner.audit.spans import span_of
 from cellwright.runner.audit.verification import read
 from tests.conftest import ROOT
@@ -407,10 +408,33 @@ def test_memory_is_bounded() -> None:
     assert [entry.details["number"] for entry in log.get_entries()] == list(range(15, 20))
 
 
+FORM = RecordForm("tool", "call", "sp\x1bace", ("caller", "number"))
+
+
+def test_records_of_a_form_are_the_same_in_memory_and_in_a_file(tmp_path: Path) -> None:
+    span = span_of("größe\n" * 50)
+    with AuditLog(path=tmp_path / "a") as written, AuditLog() as kept:
+        for log in (written, kept):
+            log.record("c", "first")
+            assert log.record_formed(FORM, span, "\n" * 2000, 7)
+            log.record("c", "last")
+    assert verify(tmp_path / "a")[0] == 3
+    found = [
+        [replace(each, time=0.0, monotonic=0.0) for each in log.get_entries()]
+        for log in (kept, kept, written)
+    ]
+    assert found[0] == found[1] == found[2]
+    entry = found[0][1]
+    assert (entry.seq, entry.target, entry.details["number"]) == (2, "sp\\x1bace", 7)
+    assert entry.details["caller"] == "\\n" * 1024 + "..."
+    assert (entry.level, entry.allowed, entry.span_id) == (AuditLevel.INFO, True, span.span_id)
+
+
 def test_what_matters_less_than_the_level_is_not_kept() -> None:
     log = AuditLog(level=AuditLevel.WARNING)
     log.record("c", "a")
     log.record("c", "b", level=AuditLevel.ERROR)
+    log.record_formed(FORM, span_of(None), "x", 1)
     assert [entry.action for entry in log.get_entries()] == ["b"]
 
 
