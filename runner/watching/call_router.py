@@ -27,7 +27,8 @@ class CallRouter:
         self._guest_channel = guest_channel
         self.turn: ControlTurn | None = None  # to read the control channel, from the first call on
         self._control = held.cell.control.fileno()
-        self._calls = Calls(on_call, self._tell, orphans)
+        self._calls = Calls(on_call, self._tell, orphans, guest_channel.settle)
+        guest_channel.on_sent = self._calls.sent
         self.ready = self._calls.ready
         self._listener = held.listener
         self._doors: Doors | None = None  # needs the seccomp listener
@@ -41,34 +42,23 @@ class CallRouter:
         """How a frame broke the protocol that the thread of a tool received; "" if none did."""
         return self.turn.breach if self.turn else ""
 
-    def receive(self) -> None:
-        """Take one packet from the control channel; raises ProtocolError."""
-        if self.turn:
-            self.turn.receive()
-        else:
-            self._guest_channel.receive_some()
+    def receive(self) -> Call | None:
+        """Take one packet from the control channel, and return the call that it completes; raises
+        ProtocolError."""
+        return self.turn.receive() if self.turn else self._guest_channel.receive_some()
 
     def begin(self, call: Call) -> bool:
         """Start a call from the control channel; raises ProtocolError if it breaks the protocol.
 
         Returns whether the poll loop has to watch `turn` instead of the control channel from now on.
         """
-        self.make_room()
-        turn = self.turn
-        if turn and turn.is_waiting:
-            self._calls.open(call)
-            turn.heard = call
-            return False
-        is_first = turn is None and self._calls.ready >= 0
+        is_first = self.turn is None and self._calls.ready >= 0
         if is_first:
-            self.turn = ControlTurn(self._control, self._guest_channel, self._calls.alarm)
-            self._calls.turn = self.turn
+            calls = self._calls
+            self.turn = ControlTurn(self._control, self._guest_channel, calls.open, calls.alarm)
+            calls.turn = self.turn
         self._calls.begin(call)
         return is_first
-
-    def make_room(self) -> None:
-        """Stop counting calls whose answers were sent as open."""
-        self._calls.sent(self._guest_channel.take_sent())
 
     def send_kept(self) -> None:
         """Send the answers that wait at doors; called when `ready` is readable."""

@@ -4,7 +4,7 @@ the program never waits for a tool."""
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -64,17 +64,20 @@ class Calls:
     """The tool calls of one execution.
 
     `tell` sends an answer and returns whether a part is left to send; then `ready` becomes readable.
-    `orphans` counts the calls that outlive the execution.  `turn` lets the thread of an answered call
-    wait for the next one.
+    `orphans` counts the calls that outlive the execution.  `settle` returns once `sent` was called for
+    every answer that the guest may have read.  `turn` lets the thread of an answered call wait for the
+    next one.
     """
 
     def __init__(
-        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None
-    ) -> None:
+        self, answer: OnCall, tell: Callable[[Answer], bool], orphans: Orphans | None = None,
+        settle: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         self._answer = answer
         self._tell = tell
         self.turn: CallTurn | None = None  # from the first call on the control channel on
         self._orphans = orphans or Orphans()
+        self._settle = settle
         self._performed = 0  # calls whose tools have not ended
         self._lock = threading.Lock()
         self._open: set[int] = set()
@@ -88,38 +91,42 @@ class Calls:
 
     def open(self, call: Call) -> None:
         """Count `call`, which this thread or another one executes; raises ProtocolError."""
-        if call.number in self._open:
-            raise ProtocolError("a call of a tool with the number of another one")
-        if len(self._open) >= _MOST_OPEN:
-            raise ProtocolError(f"more than {_MOST_OPEN} calls of tools at once")
+        if call.number in self._open or len(self._open) >= _MOST_OPEN:
+            self._refuse(call)
         self._open.add(call.number)
         with self._lock:
             self._performed += 1
 
+    def _refuse(self, call: Call) -> None:
+        """Raise ProtocolError, unless the guest has read an answer just now."""
+        if self._settle:
+            self._settle()
+        if call.number in self._open:
+            raise ProtocolError("a call of a tool with the number of another one")
+        if len(self._open) >= _MOST_OPEN:
+            raise ProtocolError(f"more than {_MOST_OPEN} calls of tools at once")
+
     def _perform(self, call: Call | None) -> None:
         while call:
             try:
-                self._perform_one(call)
+                try:
+                    self._answer(call, self._put)
+                finally:
+                    with self._lock:
+                        self._performed -= 1
+                        is_orphan = self.ready < 0
+                    if is_orphan:
+                        self._orphans.add(-1)
                 call = self.turn.wait() if self.turn else None
             except BaseException:
                 if self.turn:
                     self.turn.give_back()
                 raise
 
-    def _perform_one(self, call: Call) -> None:
-        try:
-            self._answer(call, self._put)
-        finally:
-            with self._lock:
-                self._performed -= 1
-                is_orphan = self.ready < 0
-            if is_orphan:
-                self._orphans.add(-1)
-
-    def sent(self, numbers: Iterable[int]) -> None:
-        """Make room for further calls: these answers were sent.  A guest that does not read its answers
+    def sent(self, number: int) -> None:
+        """Make room for another call: this answer was sent.  A guest that does not read its answers
         keeps its calls open."""
-        self._open.difference_update(numbers)
+        self._open.discard(number)
 
     def close(self) -> None:
         """Forget the open calls: a tool that still runs is an orphan, and its answer is dropped.

@@ -27,19 +27,20 @@ class ControlTurn:
     """The turn of one execution.  The poll loop watches `descriptor`, which is readable while the
     control channel is and no tool's thread waits there.
 
-    `alarm` wakes the poll loop, for what a tool's thread heard and what is not a call.
+    `open_call` counts a call that a tool's thread heard; `alarm` wakes the poll loop, for what is not a
+    call.
     """
 
     def __init__(
-        self, control: int, guest_channel: GuestChannel, alarm: Callable[[], None]
-    ) -> None:
+        self, control: int, guest_channel: GuestChannel, open_call: Callable[[Call], None],
+        alarm: Callable[[], None],
+    ) -> None:  # fmt: skip
         self._control = control
         self._guest_channel = guest_channel
+        self._open_call = open_call
         self._alarm = alarm
         self._lock = threading.Lock()  # its owner has the turn
         self._owner = 0  # the tool's thread that has the turn
-        self.is_waiting = False  # it has
-        self.heard: Call | None = None  # by that thread
         self._is_listening = True  # the poll loop is told of what comes, unless a thread waits
         self._calls = self._calls_seen = 0  # of programs with one thread, that tools' threads heard
         self.wants_looks = False  # a tool's thread asks the poll loop to call `look`
@@ -54,48 +55,47 @@ class ControlTurn:
         self.descriptor = self._loop.fileno()
         self.breach = ""  # of the protocol, that a tool's thread heard
 
-    def receive(self) -> None:
-        """Take one packet in the poll loop, unless a tool's thread takes it."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._guest_channel.receive_some()
-            finally:
-                self._lock.release()
+    def receive(self) -> Call | None:
+        """Take one packet in the poll loop, unless a tool's thread takes it; return the call that it
+        completes."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._guest_channel.receive_some()
+        finally:
+            self._lock.release()
 
     def take(self) -> None:
         """Take the turn for a tool's thread that is about to answer, if no thread has it.
 
         Before the answer: otherwise the poll loop may wake for the call that follows.
         """
-        me = threading.get_ident()
         if self._lock.acquire(blocking=False):
-            self._owner = me
-            if self._guest_channel.is_open:
-                if self._is_listening:
-                    self._loop.unregister(self._control)
-                    self._is_listening = False
-                self.is_waiting = True
+            self._owner = threading.get_ident()
+            if self._is_listening and self._guest_channel.is_open:
+                self._loop.unregister(self._control)
+                self._is_listening = False
 
     def wait(self) -> Call | None:
         """Return the next call, without the turn; None if another thread is to hear what comes, and
         at once in a thread that has not taken the turn."""
         if self._owner != threading.get_ident():
             return None
-        call = None
         try:
             call = self._hear()
+            if call and call.alone and self._is_quick():
+                self._owner = 0
+                self._lock.release()
             return call
         finally:
-            self.give_back(listens=call is None or not self._is_quick(call))
+            self.give_back()
 
-    def give_back(self, *, listens: bool = True) -> None:
-        """Let other threads have the turn, if this thread has it; the poll loop `listens` at once."""
+    def give_back(self) -> None:
+        """Let other threads have the turn, if this thread has it, and the poll loop listen at once."""
         if self._owner == threading.get_ident():
-            self.is_waiting = False
             self._owner = 0
             try:
-                if listens:
-                    self._listen()
+                self._listen()
             finally:
                 self._lock.release()
 
@@ -105,10 +105,8 @@ class ControlTurn:
             self._loop.register(self._control, select.EPOLLIN)
             self._is_listening = True
 
-    def _is_quick(self, call: Call) -> bool:
-        """Tell whether nothing need listen until a look finds that the tool of `call` takes long."""
-        if not call.alone:
-            return False
+    def _is_quick(self) -> bool:
+        """Tell whether nothing need listen until a look finds that the tool of a call takes long."""
         self._calls += 1  # before the next line: `look` writes and reads in the opposite order
         if self._has_looks:
             return True
@@ -146,12 +144,11 @@ class ControlTurn:
             if len(ready) != 1 or ready[0][0] == self._stop:
                 return None
             try:
-                self._guest_channel.receive_some()
+                if call := self._guest_channel.receive_some():
+                    self._open_call(call)
+                    return call
             except ProtocolError as error:
                 self.breach = str(error)
-            if self.heard:
-                call, self.heard = self.heard, None
-                return call
         self._alarm()
         return None
 

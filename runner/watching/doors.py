@@ -190,7 +190,7 @@ class Doors:
             return
         except OSError:  # the calling process has closed its end
             pass
-        self._calls.sent([door.number])
+        self._calls.sent(door.number)
         self._hang_up(door)
         self._forget(door)
 

@@ -13,7 +13,7 @@ import msgspec
 
 from ...policies.policy import Limits
 from .. import channel
-from ..messages import Answer, Call, Finished, decode, encode
+from ..messages import Answer, Call, Finished, decoder, encode, encode_behind
 
 _FINISHED_OR_CALL = Finished | Call
 MOST_UNSENT_BYTES = 64 * 1024 * 1024  # of answers that one guest does not read
@@ -39,19 +39,20 @@ class GuestChannel:
     """
 
     def __init__(
-        self, sock: _socket.SocketType, program: bytes, limits: Limits,
-        on_call: Callable[[Call], None] | None, owed: tuple[bytes, ...] = (), nonce: str = "",
+        self, sock: _socket.SocketType, program: bytes, limits: Limits, *, takes_calls: bool,
+        owed: tuple[bytes, ...] = (), nonce: str = "",
     ) -> None:  # fmt: skip
         """`owed` is what the request before this one, of the same guest, left unsent; `nonce`
         is what the last word has to repeat, or it is one to another request."""
         self._sock = sock
+        self._decode = decoder(_FINISHED_OR_CALL if takes_calls else Finished).decode
+        self.on_sent: Callable[[int], object] = int  # called with the number of each answer
         self._sending = threading.Lock()
         self._packets = deque((*owed, *(channel.packets(program) if program else ())))
         self._ends: deque[tuple[int, int]] = deque()  # of answers: packets until there, its number
         self._sent_packets = 0
         self._sent_in_part = False
         self._limits = limits
-        self._on_call = on_call
         self._nonce = nonce
         self._receiver = channel.Receiver(sock, most_heard(limits))
         self.finished: Finished | None = None
@@ -81,6 +82,8 @@ class GuestChannel:
                 channel.send_packet(self._sock, self._packets[0])
                 self._sent_in_part = channel.has_more(self._packets.popleft())
                 self._sent_packets += 1
+                if self._ends and self._ends[0][0] == self._sent_packets:
+                    self.on_sent(self._ends.popleft()[1])
         except BlockingIOError:
             return True
         except OSError:  # the guest closed its end: it will not hear the rest
@@ -99,19 +102,18 @@ class GuestChannel:
     def answer(self, answer: Answer) -> bool:
         """Send `answer`, behind what is still to be sent; tell whether there is more to send, as the
         guest takes it."""
-        frame = encode(answer)
+        packet = encode_behind(channel.LAST, answer)
         with self._sending:
-            if not self._packets and len(frame) < channel.PACKET_BYTES:
+            if not self._packets and len(packet) <= channel.PACKET_BYTES:
                 try:
-                    self._sock.send(channel.LAST + frame)
+                    self._sock.send(packet)
                 except OSError:
                     pass  # it waits, or the guest has closed its end: `_send_some` tells
                 else:
-                    self._sent_packets += 1
                     self._sent_in_part = False
-                    self._ends.append((self._sent_packets, answer.number))
+                    self.on_sent(answer.number)
                     return False
-            packets = channel.packets(frame)
+            packets = channel.packets(bytes(packet[len(channel.LAST) :]))
             unsent = len(self._packets) * channel.PACKET_BYTES
             if unsent and unsent + len(answer.value or b"") > MOST_UNSENT_BYTES:
                 packets = channel.packets(encode(dropped(answer)))
@@ -119,44 +121,40 @@ class GuestChannel:
             self._ends.append((self._sent_packets + len(self._packets), answer.number))
             return self._send_some()
 
-    def take_sent(self) -> list[int]:
-        """Return the numbers of the answers that were sent since."""
-        sent: list[int] = []
-        if not self._ends:
-            return sent
+    def settle(self) -> None:
+        """Wait for a thread that has sent an answer and has not called `on_sent` yet."""
         with self._sending:
-            while self._ends and self._ends[0][0] <= self._sent_packets:
-                sent.append(self._ends.popleft()[1])
-        return sent
+            pass
 
-    def receive_some(self) -> None:
-        """Take one packet; raises channel.ProtocolError if it is what no honest guest sends."""
+    def receive_some(self) -> Call | None:
+        """Take one packet, and return the call that it completes; raises channel.ProtocolError if it is
+        what no honest guest sends."""
         try:
             frame = self._receiver.receive()
         except BlockingIOError:
-            return
+            return None
         except ConnectionResetError:
             frame = b""
-        if frame:
-            self._accept(frame)
-        elif frame is not None:
-            self.is_open = False
+        if not frame:
+            self.is_open = self.is_open and frame is None
+            return None
+        if self.finished is not None:
+            raise channel.ProtocolError("a frame after the last one")
+        try:
+            heard: Call | Finished = self._decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise channel.ProtocolError(str(error)) from None
+        if isinstance(heard, Call):
+            return heard
+        self._finish(heard)
+        return None
 
     def drain(self) -> None:
         """Take what is left: the guest's last word may have come together with its end."""
         while self.is_open and not self.finished and channel.has_news(self._sock.fileno()):
             self.receive_some()
 
-    def _accept(self, frame: bytes) -> None:
-        if self.finished is not None:
-            raise channel.ProtocolError("a frame after the last one")
-        try:
-            finished = decode(frame, _FINISHED_OR_CALL if self._on_call else Finished)
-        except msgspec.DecodeError as error:
-            raise channel.ProtocolError(str(error)) from None
-        if self._on_call and isinstance(finished, Call):
-            self._on_call(finished)
-            return
+    def _finish(self, finished: Finished) -> None:
         if finished.nonce != self._nonce:
             raise channel.ProtocolError("a last word that does not belong to this request")
         if len(finished.value or finished.representation or "") > self._limits.value_bytes:

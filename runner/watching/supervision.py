@@ -85,10 +85,10 @@ class Supervision:
         self._poll = select.poll()
         self._timers = Timers()
         self._input = StdinWriter(cell, self, work.stdin, stays=bool(work.ending))
-        on_call = self._begin_call if work.on_call else None
         self._guest_channel = GuestChannel(
-            cell.control, work.program, work.limits, on_call, cell.owed, work.nonce
-        )
+            cell.control, work.program, work.limits, takes_calls=work.on_call is not None,
+            owed=cell.owed, nonce=work.nonce,
+        )  # fmt: skip
         self._router: CallRouter | None = None
         if work.on_call:
             from . import call_router  # most programs have no tools
@@ -188,7 +188,7 @@ class Supervision:
     # control and streams: the guest's word
 
     def _on_control(self, event: int) -> None:
-        if event & select.POLLOUT and not self._send_some():
+        if event & select.POLLOUT and not self._guest_channel.send_some():
             self._watch_control()
         if event & (_IN | select.POLLHUP | select.POLLERR):
             self._receive_some()
@@ -204,9 +204,8 @@ class Supervision:
         else:
             self.unwatch(control)
 
-    def _begin_call(self, call: Call) -> None:
-        router = self._router
-        if router and router.begin(call) and router.turn:
+    def _begin_call(self, router: "CallRouter", call: Call) -> None:
+        if router.begin(call) and router.turn:
             self.watch(router.turn.descriptor, _IN, self._on_control)
             self._watch_control()
 
@@ -216,7 +215,7 @@ class Supervision:
             self._look_at_turn()
         if router.breach:
             self._complain_of_control(router.breach)
-        if self._send_some():
+        if self._guest_channel.send_some():
             self._watch_control()
 
     def _look_at_turn(self) -> None:
@@ -225,18 +224,12 @@ class Supervision:
 
             self._timers.at(time.monotonic() + QUICK_SECONDS, self._look_at_turn)
 
-    def _send_some(self) -> bool:
-        there_is_more = self._guest_channel.send_some()
-        if self._router:
-            self._router.make_room()
-        return there_is_more
-
     def _receive_some(self) -> None:
         try:
-            if self._router:
-                self._router.receive()
-            else:
+            if not self._router:
                 self._guest_channel.receive_some()
+            elif call := self._router.receive():
+                self._begin_call(self._router, call)
         except channel.ProtocolError as error:
             self._complain_of_control(str(error))
         if not self._guest_channel.is_open:

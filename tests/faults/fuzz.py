@@ -105,11 +105,11 @@ def hears_a_guest(dice: random.Random) -> str:
     with contextlib.closing(ours), contextlib.closing(theirs):
         ours.setblocking(False)
         calls: list[Call] = []
-        guest_channel = GuestChannel(ours, b"x", _LIMITS, dice.choice((None, calls.append)))
+        guest_channel = GuestChannel(ours, b"x", _LIMITS, takes_calls=dice.choice((False, True)))
         _say(dice, theirs, OF_GUESTS)
         try:
             while guest_channel.is_open and channel.has_news(ours.fileno()):
-                guest_channel.receive_some()
+                calls += filter(None, [guest_channel.receive_some()])
         except channel.ProtocolError:
             return "breach"
         return "last word" if guest_channel.finished else "calls" if calls else "nothing"

@@ -23,10 +23,12 @@ class Peers:
     def __init__(self) -> None:
         self.host, self.guest = channel.pair()
         self.host.setblocking(False)
-        self.in_loop: list[Call] = []
+        self.in_threads: list[Call] = []
         self.alarms = 0
-        self.guest_channel = GuestChannel(self.host, b"", Limits(), self._heard)
-        self.turn = ControlTurn(self.host.fileno(), self.guest_channel, self._alarm)
+        self.guest_channel = GuestChannel(self.host, b"", Limits(), takes_calls=True)
+        self.turn = ControlTurn(
+            self.host.fileno(), self.guest_channel, self.in_threads.append, self._alarm
+        )
 
     def loop_is_told(self) -> bool:
         return channel.has_news(self.turn.descriptor)
@@ -35,12 +37,6 @@ class Peers:
         """Wait for a call as a thread of a tool does, around its answer."""
         self.turn.take()
         return self.turn.wait()
-
-    def _heard(self, call: Call) -> None:
-        if self.turn.is_waiting:
-            self.turn.heard = call
-        else:
-            self.in_loop.append(call)
 
     def _alarm(self) -> None:
         self.alarms += 1
@@ -61,11 +57,12 @@ def test_a_tools_thread_takes_the_next_call_and_the_loop_what_comes_meanwhile(pe
     call = peers.wait()
     assert call is not None
     assert call.number == 1
+    assert peers.in_threads == [call]
     assert not peers.loop_is_told()
     peers.guest.send(CALL)  # while the tool runs
     assert peers.loop_is_told()
-    peers.turn.receive()
-    assert len(peers.in_loop) == 1
+    assert peers.turn.receive()
+    assert peers.in_threads == [call]
     assert peers.alarms == 0
 
 
@@ -100,7 +97,7 @@ def test_only_one_thread_waits_and_closing_ends_its_wait(peers: Peers) -> None:
     heard: list[Call | None] = []
     thread = threading.Thread(target=lambda: heard.append(peers.wait()))
     thread.start()
-    assert soon(lambda: peers.turn.is_waiting)
+    assert soon(lambda: peers.turn._owner)
     assert peers.wait() is None
     peers.turn.receive()
     peers.turn.close()
@@ -138,7 +135,7 @@ def test_the_loop_is_not_asked_to_look_while_calls_come_from_more_than_one_threa
         assert peers.wait()
         peers.guest.send(CALL)
         assert peers.loop_is_told()
-        peers.turn.receive()
+        assert peers.turn.receive()
     assert peers.alarms == 0
 
 
@@ -150,7 +147,7 @@ def test_a_look_leaves_the_turn_to_a_tools_thread_that_waits(peers: Peers) -> No
     heard: list[Call | None] = []
     thread = threading.Thread(target=lambda: heard.append(peers.wait()))
     thread.start()
-    assert soon(lambda: peers.turn.is_waiting)
+    assert soon(lambda: peers.turn._owner)
     assert not peers.turn.look()
     peers.guest.send(ALONE)
     thread.join(60)

@@ -586,13 +586,14 @@ def test_no_byte_of_a_credential_enters_a_cell(monkeypatch: pytest.MonkeyPatch) 
         went_in.append(packet)
         _send_packet(sock, packet, descriptors)
 
-    def encode(answer: Any) -> bytes:
-        went_in.append(encoded := _encode(answer))
+    def encode_behind(mark: bytes, answer: Any) -> bytearray:
+        encoded = _encode_behind(mark, answer)
+        went_in.append(bytes(encoded))
         return encoded
 
-    _send_packet, _encode = channel.send_packet, guest_channel.encode
+    _send_packet, _encode_behind = channel.send_packet, guest_channel.encode_behind
     monkeypatch.setattr(channel, "send_packet", send_packet)
-    monkeypatch.setattr(guest_channel, "encode", encode)  # of answers
+    monkeypatch.setattr(guest_channel, "encode_behind", encode_behind)  # of answers
     tool = Tool(spec("use", credentials={"key": "K"}), use)
     broker = Broker(Offer([tool]), vault=Vault({"K": secret}), audit=trail)
     with Sandbox(policy=policy_named("strict"), tools=broker, pool=0, audit=trail) as sandbox:
