@@ -79,35 +79,57 @@
       const size = fs.readSync(3, packet);
       if (size === 0) return null;
       more = packet[0];
+      if (more !== 1 && pieces.length === 0) return packet.subarray(1, size); // until the next packet
       pieces.push(Buffer.from(packet.subarray(1, size)));
     }
-    return pieces.length === 1 ? pieces[0] : Buffer.concat(pieces);
+    return Buffer.concat(pieces);
   };
-  const unpacked = (frame) => { // as much of msgpack as an Answer has
-    let at = 0;
-    const bytes = (size) => frame.subarray(at, at += size), uint = (size) => bytes(size).readUIntBE(0, size);
-    const item = () => {
-      const mark = frame[at++];
-      if (mark < 0x80) return mark;
-      if (mark >= 0x90 && mark < 0xa0) return Array.from({ length: mark & 0x0f }, item);
-      if (mark >= 0xa0 && mark < 0xc0) return bytes(mark & 0x1f).toString();
-      if (mark === 0xc0) return null;
-      if (mark >= 0xc4 && mark <= 0xc6) return bytes(uint(1 << (mark - 0xc4))).toString();
-      if (mark >= 0xcc && mark <= 0xce) return uint(1 << (mark - 0xcc));
-      return bytes(uint(1 << (mark - 0xd9))).toString();
-    };
+  let unread = packet, at = 0; // a frame, and how much of it was read
+  const uint = (size) => unread.readUIntBE((at += size) - size, size);
+  const string = (size) => unread.toString("utf8", at, at += size);
+  const item = () => { // as much of msgpack as an Answer has
+    const mark = unread[at++];
+    if (mark < 0x80) return mark;
+    if (mark < 0xa0) return Array.from({ length: mark & 0x0f }, item);
+    if (mark < 0xc0) return string(mark & 0x1f);
+    if (mark === 0xc0) return null;
+    if (mark <= 0xc6) return string(uint(1 << (mark - 0xc4)));
+    if (mark <= 0xce) return uint(1 << (mark - 0xcc));
+    return string(uint(1 << (mark - 0xd9)));
+  };
+  const unpacked = (frame) => {
+    unread = frame;
+    at = 0;
     return item();
+  };
+  const call = Buffer.alloc(4096); // what is short is packed in place: a buffer for each part would take longer
+  const CALL = call.write("\0\x96\xa4Call\xce", "latin1");
+  const packed = (mark, string, at) => { // returns where the next part begins
+    const size = call.write(string, at + 5);
+    call[at] = mark;
+    call.writeUInt32BE(size, at + 1);
+    return at + 5 + size;
+  };
+  const request = (number, name, given, site) => {
+    if ((name.length + given.length + site.length) * 3 > 4000) { // a character has three bytes at most
+      const big = Buffer.alloc(5);
+      big[0] = 0xce;
+      big.writeUInt32BE(number, 1);
+      return post(Buffer.concat([Buffer.from([0x96]), text("Call"), big, text(name), sized(0xc6, Buffer.from(given)),
+        text(site), Buffer.from([0xc3])]));
+    }
+    call.writeUInt32BE(number, CALL);
+    const end = packed(0xdb, site, packed(0xc6, given, packed(0xdb, name, CALL + 4)));
+    call[end] = 0xc3; // true: nothing else runs until the answer is read
+    fs.writeSync(3, call, 0, end + 1);
   };
   let calls = 0, sites = false; // whether calls tell where in the program they stand
   const callTool = (name, args = {}) => {
-    const number = ++calls, big = Buffer.alloc(5);
-    big[0] = 0xce;
-    big.writeUInt32BE(number, 1);
+    const number = ++calls;
     const site = sites ? String(new Error().stack).split("\n").filter((line) => !line.includes("[eval]"))[1] ?? "" : "";
     const given = JSON.stringify(args);
     if (given === undefined) throw new TypeError("the arguments of a tool must be an object");
-    post(Buffer.concat([Buffer.from([0x96]), text("Call"), big, text(String(name)), sized(0xc6, Buffer.from(given)),
-      text(site.trim().slice(0, 100)), Buffer.from([0xc3])])); // true: nothing else runs until the answer is read
+    request(number, String(name), given, site.trim().slice(0, 100));
     for (;;) {
       const frame = receive();
       if (frame === null) throw new Error("the host has gone");
@@ -207,7 +229,7 @@
     const frame = receive();
     if (frame === null) process.reallyExit(0);
     const end = frame.indexOf(0x0a), request = JSON.parse(frame.subarray(0, end).toString());
-    answer(request, frame.subarray(end + 1)).catch(failure).then((finished) => {
+    answer(request, Buffer.from(frame.subarray(end + 1))).catch(failure).then((finished) => {
       send({ ...finished, nonce: request.nonce });
       setImmediate(next);
     });

@@ -15,9 +15,9 @@ from .poll_loop import Watcher
 class CallRouter:
     """Starts each call, and sends each answer to the place of the call.
 
-    On the control channel the thread that has an answer sends it, and waits for the next call.
-    Answers for doors, and answers that need more than one write, wait for the poll loop's thread:
-    then `ready` becomes readable.
+    The thread that has an answer sends it; on the control channel it then waits for the next call.
+    For what is left of an answer, and to close doors, `ready` becomes readable to the poll loop's
+    thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class CallRouter:
         return is_first
 
     def send_kept(self) -> None:
-        """Send the answers that wait at doors; called when `ready` is readable."""
+        """Send what is left of answers at doors; called when `ready` is readable."""
         os.eventfd_read(self.ready)
         if self._doors:
             self._doors.send_kept()
@@ -75,7 +75,7 @@ class CallRouter:
 
     def _tell(self, answer: Answer) -> bool:
         if self._doors and answer.number < 0:
-            return self._doors.keep(answer)
+            return self._doors.answer(answer)
         if self.turn:
             self.turn.take()
         return self._guest_channel.answer(answer)

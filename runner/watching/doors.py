@@ -10,12 +10,14 @@ Input from a door is hostile: its size is limited before it is joined, it is par
 call on the same socket ends the cell.
 """
 
+import _socket  # as in channel.py
+import contextlib
 import errno
 import os
 import select
+import threading
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..channel import PACKET_BYTES, ProtocolError
 from ..kernel import notifications
@@ -26,20 +28,19 @@ from .guest_channel import MOST_UNSENT_BYTES, dropped
 from .listener import DOOR
 from .poll_loop import Watcher
 
-if TYPE_CHECKING:
-    import socket
-
 _AT_ONCE = 32  # the guest's own limit of concurrent calls on the control channel
 _MOST_WAITING = 256  # a cell may have so many processes, each in an open(2); dead ones are removed
+_NOW = int(_socket.MSG_DONTWAIT)
+_SHORT = PACKET_BYTES // 4  # bytes of a value, characters of a message
 _TEXTS = 3  # site, name and arguments; a NUL, which JSON cannot hold, ends each
 
 
 class _Door:
     """An open door: `socket` until one side closes it, `asked` once the call is complete."""
 
-    def __init__(self, number: int, sock: "socket.socket") -> None:
+    def __init__(self, number: int, sock: _socket.SocketType) -> None:
         self.number = number
-        self.socket: socket.socket | None = sock
+        self.socket: _socket.SocketType | None = sock
         self.hears = True  # until the guest has closed its sending side
         self.heard = bytearray()
         self.texts = 0
@@ -58,7 +59,8 @@ class Doors:
         self._count = 0
         self._open: dict[int, _Door] = {}  # by the number of the call, which is below 0
         self._waiting: deque[tuple[Notification, int]] = deque()
-        self._kept: deque[Answer] = deque()
+        self._kept: deque[tuple[Answer, memoryview | None]] = deque()
+        self._sending = threading.Lock()  # held while another thread may send to a door
 
     def open_door(self, notification: Notification, flags: int) -> None:
         """Open a door for a process, whose open(2) blocks until there is room."""
@@ -71,24 +73,31 @@ class Doors:
         self._waiting.append((notification, flags))
         self._let_in()
 
-    def keep(self, answer: Answer) -> bool:
-        """Queue an answer, from any thread, for the poll loop to send; returns True."""
-        self._kept.append(answer)
+    def answer(self, answer: Answer) -> bool:
+        """Send a short answer from any thread, and queue what is left of it for the poll loop, which
+        hangs up; returns True."""
+        left, door = None, self._open[answer.number]
+        if len(answer.value or answer.message) <= _SHORT:
+            text = _text_of(answer)
+            # OSError: the poll loop sends it later, or drops it.
+            with self._sending, contextlib.suppress(OSError):
+                left = text[door.socket.send(text, _NOW) :] if door.socket else None
+        self._kept.append((answer, left))
         return True
 
     def send_kept(self) -> None:
-        """Send the queued answers; an answer whose process has closed its door is dropped."""
+        """Send what is left of answers; an answer whose process has closed its door is dropped."""
         while self._kept:
-            self._answer(self._kept.popleft())
+            answer, left = self._kept.popleft()
+            door = self._open[answer.number]
+            door.left = self._whole(answer) if left is None else left
+            self._send(door)
 
-    def _answer(self, answer: Answer) -> None:
-        door = self._open[answer.number]
+    def _whole(self, answer: Answer) -> memoryview:
         unsent = sum(len(each.left) for each in self._open.values())
         if unsent and unsent + len(answer.value or b"") > MOST_UNSENT_BYTES:
             answer = dropped(answer)
-        text = answer.message.encode(errors="replace") if answer.kind else answer.value or b"null"
-        door.left = memoryview(b"%b\n%b\n" % (answer.kind.encode(), text))
-        self._send(door)
+        return _text_of(answer)
 
     def close(self) -> None:
         """Close all doors and refuse waiting processes."""
@@ -107,18 +116,18 @@ class Doors:
             self._let_in_one(*self._waiting.popleft())
 
     def _let_in_one(self, notification: Notification, flags: int) -> None:
-        from socket import socketpair  # slow to import
-
         try:
-            ours, theirs = socketpair()
+            ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         except OSError:  # this process has no descriptor left
             notifications.refuse(self._listener, notification, errno.EAGAIN)
             return
-        with theirs:
-            if not self._hand_over(notification, theirs.fileno(), flags & os.O_CLOEXEC):
-                ours.close()
-                return
-        ours.setblocking(False)
+        try:
+            is_open = self._hand_over(notification, theirs.fileno(), flags & os.O_CLOEXEC)
+        finally:
+            theirs.close()
+        if not is_open:
+            ours.close()
+            return
         self._count += 1
         door = self._open[-self._count] = _Door(-self._count, ours)
         self._watch(door)
@@ -147,9 +156,9 @@ class Doors:
         if event & select.POLLHUP and not door.hears:
             self._hang_up(door)
 
-    def _receive(self, door: _Door, sock: "socket.socket") -> None:
+    def _receive(self, door: _Door, sock: _socket.SocketType) -> None:
         try:
-            data = sock.recv(PACKET_BYTES)
+            data = sock.recv(PACKET_BYTES, _NOW)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -184,7 +193,7 @@ class Doors:
     def _send(self, door: _Door) -> None:
         try:
             while door.socket and door.left:
-                door.left = door.left[door.socket.send(door.left) :]
+                door.left = door.left[door.socket.send(door.left, _NOW) :]
         except BlockingIOError:
             self._watch(door)
             return
@@ -197,10 +206,16 @@ class Doors:
     def _hang_up(self, door: _Door) -> None:
         if door.socket:
             self._watcher.unwatch(door.socket.fileno())
-            door.socket.close()
-            door.socket = None
+            with self._sending:
+                door.socket.close()
+                door.socket = None
 
     def _forget(self, door: _Door) -> None:
         """Free the place of a door; a call keeps its place until it is answered."""
         del self._open[door.number]
         self._let_in()
+
+
+def _text_of(answer: Answer) -> memoryview:
+    text = answer.message.encode(errors="replace") if answer.kind else answer.value or b"null"
+    return memoryview(b"%b\n%b\n" % (answer.kind.encode(), text))

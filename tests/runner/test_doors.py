@@ -72,7 +72,7 @@ class Loop:
             each.close()
 
     def _keep(self, answer: Answer) -> bool:
-        return self.doors.keep(answer)
+        return self.doors.answer(answer)
 
     def _on_answers(self, _: int) -> None:
         os.eventfd_read(self.calls.ready)
@@ -213,6 +213,18 @@ def test_a_long_answer_goes_out_as_it_is_taken(make: Callable[..., Loop]) -> Non
     assert loop.until(take)
     assert bytes(taken) == b"\n" + value + b"\n"
     assert not loop.doors._open
+
+
+def test_a_short_answer_does_not_wait_for_the_poll_loop(make: Callable[..., Loop]) -> None:
+    loop = make(lambda call: Answer(call.number, b"17"))
+    theirs = loop.open()
+    assert theirs
+    theirs.settimeout(60)
+    theirs.sendall(b"\0x\0{}\0")
+    loop.turn()  # the call begins
+    assert theirs.recv(100) == b"\n17\n"
+    assert loop.until(lambda: not loop.doors._open)
+    assert theirs.recv(100) == b""
 
 
 def test_a_failure_is_its_kind_and_its_words(make: Callable[..., Loop]) -> None:
