@@ -77,7 +77,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
         ),
         # The shell opens a door for each call: /dev/tools is reported, a socket made and handed over,
         # and the poll loop hears the call and sends the answer.
-        pytest.param("bash", IN_BASH, 96, 18, id="bash"),
+        pytest.param("bash", IN_BASH, 100, 15, id="bash"),
     ],
 )
 def test_a_call_from_a_cell_takes_few_python_calls_and_system_calls_of_the_host(
