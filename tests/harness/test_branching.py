@@ -173,6 +173,21 @@ sorted(found)
         branch.close()
 
 
+def test_empty_files_are_copied_without_opening_them(sandbox: Sandbox) -> None:
+    """Each open asks the supervisor."""
+    make = "for n in range(500): open(f'{n}', 'w').close()\nopen('full', 'w').write('x')"
+    with sandbox.session() as source:
+        value(source, make)
+        (branch,) = branches(source)
+        with branch:
+            listener = branch._cell._held.listener  # type: ignore[attr-defined]
+            assert listener._opens < 100
+            assert value(branch, "import os; len(os.listdir('.')), os.path.getsize('499')") == [
+                501,
+                0,
+            ]
+
+
 def test_files_are_not_copied_while_a_child_changes_them(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
