@@ -1,6 +1,7 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
 import os
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,7 @@ class LocalCells:
         )  # fmt: skip
         self._ports = MadeOnce(_sandbox_ports)
         self._programs = MadeOnce(self._made_programs)
+        self._pausing = MadeOnce(self._made_pausing)
         self._open_sessions = MadeOnce(partial(self._made_sessions, sessions, settings))
         try:
             self._serve(rules, sessions, settings)
@@ -165,7 +167,8 @@ class LocalCells:
         return OpenSessions(
             self._supervisors, self._pipeline, self._ports.get(), self._packaged, self.policy.limits,
             SessionServices(
-                sessions, self._branching, lambda: self._pausing, _idle_pauses(sessions), replay
+                sessions, self._branching, self._pausing.get,
+                _idle_pauses(sessions, lambda: self._pausing.get().sweep()), replay,
             ),
         )  # fmt: skip
 
@@ -243,8 +246,7 @@ class LocalCells:
     def session(self, given: SessionArguments) -> "Session":
         return self._sessions.open(given, self._wanted(given))
 
-    @cached_property
-    def _pausing(self) -> "Pausing":
+    def _made_pausing(self) -> "Pausing":
         from .pausing.pausing import Pausing  # seldom needed
 
         return Pausing(self._pauses, self._branching)
@@ -320,16 +322,15 @@ class LocalCells:
 
     def settle(self) -> None:
         self._packaged.settle()
-        if "_pausing" in vars(self):
-            self._pausing.settle()
+        if self._pausing.made:
+            self._pausing.made.settle()
 
     def close(self) -> None:
         self._open_sessions.close()
         self._programs.close()
         self._packaged.close()
         self._branching_process.close()
-        if "_pausing" in vars(self):
-            self._pausing.close()
+        self._pausing.close()
         self._ports.close()
         if self._evaluator:
             self._evaluator.close()
@@ -371,12 +372,12 @@ def _private_calls(given: SandboxArguments, policy: Policy) -> "PrivateCalls | N
     return private_calls(given.privacy, policy)
 
 
-def _idle_pauses(settings: SessionSettings) -> "IdlePauses | None":
+def _idle_pauses(settings: SessionSettings, sweep: Callable[[], None]) -> "IdlePauses | None":
     if not settings.pauses:
         return None
     from .pausing.idle_pauses import IdlePauses  # seldom needed
 
-    return IdlePauses(settings)
+    return IdlePauses(settings, sweep)
 
 
 def _branching_process(user: int | str | None) -> "BranchingProcess":

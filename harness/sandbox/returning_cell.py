@@ -239,9 +239,10 @@ class ReturningCell:
                 raise gone(self._lost, self._expired)
             self._here.require_another_like_it()
             if kept := self._kept:
+                token = self._pausing().give_away(kept)
                 self._lost, self._kept = why, None
                 self._release()
-                return kept.token
+                return token
             with self._pausing().kept(self._here) as kept:
                 self._here.cell.end(why, "paused")
             return kept.token

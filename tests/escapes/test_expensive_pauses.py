@@ -115,7 +115,7 @@ def test_a_dear_session_takes_no_more_than_its_quota(
         assert made.ok, made.error
         before = resident()
         assert pause(session), why_not(session)
-        (path,) = directory.glob("*.session")
+        (path,) = directory.rglob("*.session")
         assert path.stat().st_size <= MOST
         assert value(session, "mark") == 7
         assert resident() - before < 4 * MOST
@@ -182,7 +182,7 @@ def test_a_token_is_neither_guessed_nor_shared(sandbox: Sandbox, directory: Path
     with sandbox.session(id="mine") as session:
         session.execute("x = 1")
         assert pause(session)
-        (path,) = directory.glob("*.session")
+        (path,) = directory.rglob("*.session")
         for secret in (os.urandom(32), bytes(32)):
             guessed = str(PauseToken(path.stem, secret))
             for use in (sandbox.resume, sandbox.discard):
@@ -199,11 +199,11 @@ def test_a_state_is_not_rolled_back(sandbox: Sandbox, directory: Path, tmp_path:
     session = sandbox.session()
     session.execute("money = 100")
     assert pause(session)
-    (path,) = directory.glob("*.session")
+    (path,) = directory.rglob("*.session")
     shutil.copy2(path, tmp_path / "old")
     session.execute("money = 1")
     assert pause(session)
-    (path,) = directory.glob("*.session")
+    (path,) = directory.rglob("*.session")
     shutil.copy2(tmp_path / "old", path)
     with pytest.raises(PauseError, match="another one's"):
         session.execute("money")
@@ -218,7 +218,7 @@ def test_a_state_of_another_user_is_refused_and_can_be_put_right(
     with sandbox.session() as session:
         session.execute("x = 1")
         assert pause(session)
-        (path,) = directory.glob("*.session")
+        (path,) = directory.rglob("*.session")
         os.chown(path, 12345, 12345)
         with pytest.raises(PauseError, match="not this user's alone"):
             session.execute("x")

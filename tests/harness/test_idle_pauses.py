@@ -58,7 +58,7 @@ def sandbox(directory: Path) -> Iterator[Sandbox]:
 
 
 def states(directory: Path) -> list[str]:
-    return sorted(each.name for each in directory.iterdir() if each.suffix != ".image")
+    return sorted(each.name for each in directory.rglob("*.session"))
 
 
 def pause(session: Session) -> bool:
@@ -155,9 +155,9 @@ def keeps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     keep = Pausing._keep
 
-    def counted(*given: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
         made.append(1)
-        return keep(*given)
+        return keep(*given, **named)
 
     monkeypatch.setattr(Pausing, "_keep", counted)
     return made
@@ -291,8 +291,8 @@ class Gate:
     def __init__(self) -> None:
         self.reached, self.may_go_on = threading.Event(), threading.Event()
 
-    def keep(self, *given: Any) -> Any:
-        kept = KEEP(*given)
+    def keep(self, *given: Any, **named: Any) -> Any:
+        kept = KEEP(*given, **named)
         self.reached.set()
         assert self.may_go_on.wait(60)
         return kept
@@ -386,7 +386,7 @@ def test_the_thread_looks_again_at_a_session_that_was_busy(
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(Pausing, "_keep", lambda *given: made.keep(*given))  # noqa: PLW0108 - it binds
+    monkeypatch.setattr(Pausing, "_keep", lambda *given, **named: made.keep(*given, **named))  # noqa: PLW0108 - it binds
     yield made
     made.may_go_on.set()
 
@@ -469,7 +469,7 @@ def test_a_session_whose_state_is_not_there_is_lost_and_says_so(
     sandbox: Sandbox, directory: Path, change: Callable[[Path], None], why: str
 ) -> None:
     session = paused(sandbox.session(id="changed"))
-    (path,) = directory.glob("*.session")
+    (path,) = directory.rglob("*.session")
     other = paused(sandbox.session(), "x = 'other'")
     change(path)
     with pytest.raises(PauseError, match=why):

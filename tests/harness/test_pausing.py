@@ -560,9 +560,9 @@ with Sandbox(policy=policy_named("strict"), pool=1, pauses=PauseSettings(sys.arg
 """
 
 
-def _written(states: PausedStates) -> PauseToken:
+def _written(states: PausedStates, *, is_own: bool = False) -> PauseToken:
     token = PauseToken.new()
-    with states.writing(token) as writer:
+    with states.writing(token, is_own=is_own) as writer:
         writer.add(state_file.END)
     return token
 

@@ -3,6 +3,7 @@ longest while all of them take too much memory."""
 
 import contextlib
 import threading
+from collections.abc import Callable
 
 from ....runner.settings import SessionSettings
 from ....runner.threads import begin
@@ -15,8 +16,10 @@ _LEAST_SECONDS = 0.05  # between two looks
 class IdlePauses:
     """Safe from many threads; its own looks when a session is due, and after requests."""
 
-    def __init__(self, settings: SessionSettings) -> None:
+    def __init__(self, settings: SessionSettings, sweep: Callable[[], None]) -> None:
+        """`sweep` removes what earlier processes have left."""
         self._settings = settings
+        self._sweep = sweep
         self._lock = threading.Lock()  # guards the next one
         self._sessions: list[ReturningCell] = []
         self._fitting = threading.Lock()
@@ -82,6 +85,8 @@ class IdlePauses:
         return sorted(alive, key=lambda each: each.here.cell.used_at)
 
     def _watch(self) -> None:
+        with contextlib.suppress(Exception):  # the disk fails
+            self._sweep()
         while not self._end.is_set():
             due = _DAY
             self._wake.clear()

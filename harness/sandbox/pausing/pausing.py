@@ -142,13 +142,14 @@ class Pausing:
         """Keep the state of a session, and yield its name while no request can run, for a block that
         ends the session; if the block raises, the state is removed.
 
-        Without `is_use`, a session that is idle or frozen stays so.  Raises PauseError, BusyError,
-        after which the session goes on as if nothing had been.
+        Without `is_use`, a session that is idle or frozen stays so, and the state is this process's
+        own until `give_away`.  Raises PauseError, BusyError, after which the session goes on as if
+        nothing had been.
         """
         token = PauseToken.new()
         with _slot(self._keeping), session.cell.resting(is_use=is_use) as (held, past):
             try:
-                image = self._keep(session, held, past, token)
+                image = self._keep(session, held, past, token, is_own=not is_use)
             except CannotBranch as error:
                 raise PauseError(f"pause: the session cannot be paused: {error}") from None
             try:
@@ -158,8 +159,9 @@ class Pausing:
                 raise
 
     def _keep(
-        self, session: Pausable, held: HeldCell, past: SessionPast, token: PauseToken
-    ) -> _Image:
+        self, session: Pausable, held: HeldCell, past: SessionPast, token: PauseToken, *,
+        is_own: bool,
+    ) -> _Image:  # fmt: skip
         if session.cell.is_in_use:
             raise CannotBranch("a terminal, an exposed port or a copy of it is in use")
         require_keepable(held, session.plan)
@@ -170,7 +172,7 @@ class Pausing:
         )  # fmt: skip
         if header.has_fixed_addresses:
             self._states.keep_image(image.digest, image.file)
-        with self._states.writing(token) as writer:
+        with self._states.writing(token, is_own=is_own) as writer:
             writer.add(HEADER, msgspec.msgpack.encode(header))
             for batch in files_to_keep(held, session.plan):
                 writer.add(FILES, batch)
@@ -225,6 +227,15 @@ class Pausing:
             finally:
                 os.close(state.memory)
 
+    def give_away(self, kept: KeptState) -> str:
+        """Return the token of a state that was this process's own; raises PauseError."""
+        self._states.give_away(PauseToken.parse(kept.token))
+        return kept.token
+
+    def sweep(self) -> None:
+        """Remove states that nobody can resume; raises PauseError."""
+        self._states.sweep()
+
     def remove(self, kept: KeptState) -> None:
         """Remove a state that this process has kept, or what was put in its place."""
         self._states.remove(PauseToken.parse(kept.token))
@@ -270,7 +281,8 @@ class Pausing:
 
     def close(self) -> None:
         """Close the images; what was paused stays on disk until it expires."""
-        self.settle()
+        with contextlib.suppress(PauseError, OSError):  # the disk fails
+            self._states.close()
         with self._lock:
             self._images.clear()
 

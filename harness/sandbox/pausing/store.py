@@ -15,6 +15,7 @@ from ....runner.settings import PauseSettings
 from ....runner.threads import begin
 from ...encryption import key_of
 from ...state import make_private_directory, state_directory
+from .owned_directory import OwnedDirectory, files_of
 from .state_file import PauseToken, StateWriter, is_encrypted_until, pieces
 
 _STATE, _PART, _IMAGE = ".session", ".part", ".image"
@@ -29,8 +30,10 @@ class PausedStates:
     def __init__(self, settings: PauseSettings, clock: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._clock = clock
-        self._lock = threading.Lock()  # guards the next one
+        self._lock = threading.Lock()  # guards the next ones
         self._threads: list[threading.Thread] = []
+        self._owned: OwnedDirectory | None = None
+        self._own: set[str] = set()  # ids of states in it
         given = settings.directory
         self.directory = Path(given) if given is not None else state_directory() / "paused"
 
@@ -38,10 +41,29 @@ class PausedStates:
         make_private_directory(self.directory, PauseError)
         return os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def _name_of(self, token: PauseToken) -> str:
+        name = token.id + _STATE
+        with self._lock:
+            return f"{self._owned.name}/{name}" if self._owned and token.id in self._own else name
+
+    def _own_name_of(self, token: PauseToken, directory: int) -> str:
+        """Return the name of a state that only this process can resume."""
+        with self._lock:
+            self._owned = self._owned or OwnedDirectory(directory)
+            self._own.add(token.id)
+        return self._name_of(token)
+
+    def _forget(self, token: PauseToken) -> None:
+        with self._lock:
+            self._own.discard(token.id)
+
     @contextlib.contextmanager
-    def writing(self, token: PauseToken) -> Iterator[StateWriter]:
+    def writing(self, token: PauseToken, *, is_own: bool = False) -> Iterator[StateWriter]:
         """Yield what writes the state of a token; it is there once the block ends, and whole, or not
-        at all.  Raises PauseError."""
+        at all.  Raises PauseError.
+
+        A state that `is_own`, whose token nobody else knows, is of no use once this process has ended.
+        """
         settings = self._settings
         key = None if settings.key is None else key_of(settings.key)
         with _closing(self._open_directory()) as directory, _telling("write"):
@@ -53,7 +75,8 @@ class PausedStates:
                     most = min(left, settings.most_bytes)
                     yield StateWriter(file, token, key, until, most)
                     os.fsync(file)
-                    os.rename(part, token.id + _STATE, src_dir_fd=directory, dst_dir_fd=directory)
+                    name = self._own_name_of(token, directory) if is_own else self._name_of(token)
+                    os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
                 except BaseException:
                     os.unlink(part, dir_fd=directory)
                     raise
@@ -64,7 +87,7 @@ class PausedStates:
 
         Raises PauseError if it is not there, expired, in use, another user's, or was changed.
         """
-        settings, name = self._settings, token.id + _STATE
+        settings, name = self._settings, self._name_of(token)
         with _closing(self._open_directory()) as directory, _telling("read"):
             try:
                 opened = os.open(name, _OPEN, dir_fd=directory)
@@ -89,6 +112,7 @@ class PausedStates:
                     )
                 yield pieces(file, token, key, until)
                 os.unlink(name, dir_fd=directory)
+                self._forget(token)
                 self._close_later(closing.pop_all())
 
     def _close_later(self, closing: contextlib.ExitStack) -> None:
@@ -113,7 +137,31 @@ class PausedStates:
         """Remove the file of a state, if there is one; raises PauseError."""
         missing = contextlib.suppress(FileNotFoundError)
         with _closing(self._open_directory()) as directory, _telling("remove"), missing:
-            os.unlink(token.id + _STATE, dir_fd=directory)
+            os.unlink(self._name_of(token), dir_fd=directory)
+            self._forget(token)
+
+    def give_away(self, token: PauseToken) -> None:
+        """Let others resume a state that was this process's own; raises PauseError."""
+        with _closing(self._open_directory()) as directory, _telling("keep"):
+            name = self._name_of(token)
+            os.rename(name, token.id + _STATE, src_dir_fd=directory, dst_dir_fd=directory)
+            self._forget(token)
+
+    def sweep(self) -> None:
+        """Remove what has expired, and what only a process could resume that has ended; raises
+        PauseError."""
+        if self.directory.exists():
+            with _closing(self._open_directory()) as directory, _telling("remove"):
+                self._sweep(directory)
+
+    def close(self) -> None:
+        """Give up the states that only this process can resume, which are removed by then."""
+        self.settle()
+        with self._lock:
+            owned, self._owned = self._owned, None
+        if owned:
+            with _closing(self._open_directory()) as directory:
+                owned.close(directory)
 
     def keep_image(self, digest: str, image: int) -> None:
         """Keep the image of a launcher, for as long as the states that need it."""
@@ -153,7 +201,7 @@ class PausedStates:
     def _sweep(self, directory: int) -> int:
         """Remove what has expired, and return how many bytes the rest takes."""
         used, now = 0, self._clock()
-        for name in os.listdir(directory):
+        for name in _files_in(directory):
             with contextlib.suppress(OSError, PauseError):
                 if name.endswith((_STATE, _PART, _IMAGE)):
                     if self._has_expired(directory, name, now):
@@ -170,6 +218,12 @@ class PausedStates:
             return modified + self._settings.keep_seconds < now
         with _closing(os.open(name, _OPEN, dir_fd=directory)) as file:
             return is_encrypted_until(file)[1] <= now
+
+
+def _files_in(directory: int) -> Iterator[str]:
+    for name in os.listdir(directory):
+        with contextlib.suppress(OSError):
+            yield from files_of(directory, name)
 
 
 def _require_own(file: int) -> None:
