@@ -7,8 +7,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from .measuring import median
-from .reach import audited, echo, seconds_of_round_trip
+from .reach import audited
 from .report import Column, ReportTable, Value
+from .round_trips import echo, seconds_of_round_trip
 from .settings import Settings
 
 _US = 1e6

@@ -7,8 +7,6 @@ is steady, or its time is over.
 import contextlib
 import importlib.util
 import os
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from .interference import adopted_orphans
 from .measuring import STEADY, Contender, Estimate, Times, estimate, ratio, side_by_side
 from .programs import SUM
 from .report import Column, Criterion, Report, ReportTable, Value
+from .round_trips import echo, seconds_of_call, seconds_of_round_trip
 from .settings import Settings, sandbox
 from .throughput import (
     BARE,
@@ -41,7 +40,7 @@ from .throughput import (
     of_sandbox,
     turn,
 )
-from .tools import increment, seconds_of_call
+from .tools import increment
 
 _READY = "ready cell: `bwrap --unshare-all python3 -I -S` takes ... times as long, p50"
 _RATE = "fresh cells a second with two processors, of those of bubblewrap"
@@ -60,13 +59,6 @@ _NO_BUBBLEWRAP = "bwrap is not installed"
 # For a launcher that is replaced meanwhile would be a second one, with page faults of its own.
 _POOL = PoolSettings(cells_per_launcher=10**6)
 _FRAME = "import pandas\nint(pandas.DataFrame({'a': [1, 2]})['a'].sum())"
-_ECHO = """
-import socket
-with socket.socket(fileno=0) as end:
-    while message := end.recv(4096):
-        end.send(message)
-"""
-_MESSAGE = b"x" * 64
 
 
 class Goal(NamedTuple):
@@ -278,26 +270,6 @@ def _tool(settings: Settings) -> Found:
         ours = Contender("tool", partial(seconds_of_call, made, "increment", count), made.settle)
         theirs = Contender("socketpair", partial(seconds_of_round_trip, end, count))
         return {_TOOL: _compared(settings, ours, theirs, 200)}
-
-
-@contextlib.contextmanager
-def echo() -> Iterator[socket.socket]:
-    """Give the end of a socketpair; at the other end a Python sends back what it gets."""
-    ours, theirs = socket.socketpair()
-    command = [interpreter(), "-I", "-S", "-c", _ECHO]
-    with ours, subprocess.Popen(command, stdin=theirs.fileno()) as process:
-        theirs.close()
-        yield ours
-        ours.close()
-        process.wait()
-
-
-def seconds_of_round_trip(end: socket.socket, count: int) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
-        end.send(_MESSAGE)
-        end.recv(4096)
-    return (time.perf_counter() - began) / count
 
 
 def _cold(settings: Settings) -> Found:

@@ -24,6 +24,7 @@ from .measuring import (
     side_by_side,
 )
 from .report import Column, Criterion, Report, ReportTable
+from .round_trips import by_language, seconds_of_call
 from .scratch import scratch_directory
 from .settings import Settings, sandbox
 
@@ -31,16 +32,6 @@ _SOURCE = "def double(n: int) -> int:\n    return n * 2"
 _EXECUTE, _BY_HAND = "`execute('1+1')`, no tool", "`execute` of the source and a call"
 _MADE, _HOST = "made tool, a fresh cell", "tool of the host"
 _INSIDE, _NESTED = "tool of the host, from a cell", "made tool, from a cell: another cell"
-_LOOP = """
-import time
-from tools import {name}
-def measured():
-    began = time.perf_counter()
-    for n in range({count}):
-        {name}(n=n)
-    return (time.perf_counter() - began) / {count}
-measured()
-"""
 _SHELVED, _ADDED = 10_000, 200
 _REGISTRY = partial(
     ToolRegistry, maker_bytes=2**30, maker_versions=2 * _SHELVED
@@ -65,9 +56,10 @@ def measure(settings: Settings) -> Report:
             outer.sibling(outer.policy, _READY, factory.broker) as offering,
         ):
             times = _latencies(settings, factory, bare, offering)
+            languages = by_language(settings, offering, "increment")
             rates = _rates(settings, factory)
     registry_times = _registry_times(settings)
-    return _report(times, rates, registry_times)
+    return _report(times, languages, rates, registry_times)
 
 
 def _latencies(
@@ -89,14 +81,6 @@ def _latencies(
         settings.amount(2000, 30),
         seconds=_SECONDS,
     )
-
-
-def seconds_of_call(offering: Sandbox, name: str, count: int) -> float:
-    """Return the seconds that one of many calls took, as the program itself counts."""
-    result = offering.execute(_LOOP.format(name=name, count=count))
-    if not result.ok:
-        raise RuntimeError(result.error)
-    return float(result.value)
 
 
 def _rates(settings: Settings, factory: ToolFactory) -> list[tuple[int, float, float]]:
@@ -163,6 +147,7 @@ def _spec(number: int) -> ToolSpec:
 
 def _report(
     times: dict[str, list[float]],
+    languages: ReportTable,
     rates: list[tuple[int, float, float]],
     registry_times: list[tuple[str, float]],
 ) -> Report:
@@ -187,7 +172,7 @@ def _report(
     return Report(
         name="tools",
         title="What a call of a tool costs",
-        tables=(calls, many, kept),
+        tables=(calls, languages, many, kept),
         verdicts=_verdicts(times, registry_times),
         notes=(
             "The profile `tool`, every layer on, audit trail in a file; in turn, in one process.",
