@@ -163,7 +163,7 @@ class RequestPipeline:
 
         about = _about(request, session_id)
         caller = CALLING.get()
-        trace_id = request.trace_id or (caller.traceparent if caller else None)
+        trace_id = request.trace_id or (caller.cause if caller else None)
         begun = self._trail.begin(request.code, language, request.execution_id, trace_id, **about)
         try:
             given = self._with_tools(request, language, begun.span, session_id)

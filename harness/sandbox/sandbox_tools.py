@@ -181,7 +181,7 @@ class SandboxTools:
         if above := CALLING.get():
             id = above.id if above.recorder else id  # a run has more than one execution
             return replace(
-                above, id=id, traceparent=trace or above.traceparent, meter=above.meter or meter,
+                above, id=id, traceparent=trace or above.cause, within=None, meter=above.meter or meter,
                 rules=narrow_tools(above.rules, self._rules), trails=above.trails + self._trails,
             )  # fmt: skip
         return Caller(id=id, traceparent=trace, rules=self._rules, meter=meter, trails=self._trails)

@@ -106,7 +106,7 @@ class Broker:
 
     def try_out(self, tool: Tool, arguments: dict[str, Any], caller: Caller) -> Any:
         """Call a tool that the catalogue need not have, through every other gate."""
-        span = span_of(caller.traceparent)
+        span = caller.within.child() if caller.within else span_of(caller.traceparent)
         hits: Hits = {}
         try:
             terms = self._terms_of(tool, caller.rules)
@@ -131,11 +131,11 @@ class Broker:
         except ToolBudgetExceeded as exceeded:
             error = exceeded
         private_error(caller.privacy, error)
-        self._trail.record_failure(name, caller, span_of(caller.traceparent), error, {})
+        self._trail.record_failure(name, caller, span_of(caller.cause), error, {})
         return error
 
     def _call(self, name: str, arguments: dict[str, Any], caller: Caller) -> SanitizedResult:
-        span = span_of(caller.traceparent)
+        span = caller.within.child() if caller.within else span_of(caller.traceparent)
         hits: Hits = {}
         try:
             if caller.meter:  # first, so that refused calls count too: they must not fill the trail
@@ -310,7 +310,7 @@ class Broker:
         inner = _within(call)
         token = CALLING.set(inner)
         try:
-            return call.tool.perform(call.arguments | secrets, inner)
+            return call.terms.tool.perform(call.arguments | secrets, inner)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a tool may raise anything
             told = self._sanitizer.error(call.tool.spec, error, redaction, hits, private)
             raise told from told.__cause__
@@ -362,12 +362,12 @@ def _limit(rules: Tools, caller: Caller) -> float:
 
 def _within(call: BrokerCall) -> Caller:
     """Return the caller of the calls that this tool makes: the same, one level deeper."""
-    caller, spec = call.caller, call.tool.spec
+    caller, spec = call.caller, call.terms.tool.spec
     made = spec.owner is ToolOwner.AGENT
     # Without `recorder`: the run records this tool's answer, of which its own calls are a part.
     return Caller(
         id=caller.id,
-        traceparent=call.span.traceparent or call.span.trace_id,
+        within=call.span,
         depth=caller.depth + 1,
         tools=frozenset(spec.calls) if made else caller.tools,
         rules=caller.rules,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from ...policies.tools import Tools
+from ...runner.audit.spans import Span
 from ...runner.messages import Answer, Call
 from .meter import Meter
 
@@ -46,8 +47,8 @@ class CallRecorder(Protocol):
 class Caller(msgspec.Struct, frozen=True):
     """The execution, session or agent for which a tool is called.
 
-    `id` is its id or name; `traceparent` is the span that causes the call; `depth` counts the tools
-    that called each other before this call; `tools` are the only tools that it may call, None means
+    `id` is its id or name; `traceparent` is the span that causes the call, or `within` is, if a tool makes
+    it; `depth` counts the tools that called each other before this call; `tools` are the only tools that it may call, None means
     all; `rules` are those of its policy; `meter` counts its calls; `privacy` holds the personal data
     that it gets as tokens.
     """
@@ -66,6 +67,13 @@ class Caller(msgspec.Struct, frozen=True):
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
     call: str = ""  # the identity of the call within the run
     privacy: "PrivacyScope | None" = None
+    within: Span | None = None  # of the tool that makes the call
+
+    @property
+    def cause(self) -> str:
+        """The span that causes the call, as text."""
+        span = self.within
+        return (span.traceparent or span.trace_id) if span else self.traceparent
 
 
 Perform = Callable[[dict[str, Any], Caller], Any]

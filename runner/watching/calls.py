@@ -81,6 +81,9 @@ class Calls:
         self._performed = 0  # calls whose tools have not ended
         self._lock = threading.Lock()
         self._open: set[int] = set()
+        # Makes room for another call: this answer was sent.  A guest that does not read its answers
+        # keeps its calls open.
+        self.sent: Callable[[int], None] = self._open.discard
         self.ready = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def begin(self, call: Call) -> None:
@@ -122,11 +125,6 @@ class Calls:
                 if self.turn:
                     self.turn.give_back()
                 raise
-
-    def sent(self, number: int) -> None:
-        """Make room for another call: this answer was sent.  A guest that does not read its answers
-        keeps its calls open."""
-        self._open.discard(number)
 
     def close(self) -> None:
         """Forget the open calls: a tool that still runs is an orphan, and its answer is dropped.

@@ -83,21 +83,25 @@ class ControlTurn:
             return None
         try:
             call = self._hear()
-            if call and call.alone and self._is_quick():
-                self._owner = 0
-                self._lock.release()
-            return call
-        finally:
+            is_quick = call is not None and call.alone and self._is_quick()
+        except BaseException:
             self.give_back()
+            raise
+        self._give_back(listens=not is_quick)
+        return call
 
     def give_back(self) -> None:
         """Let other threads have the turn, if this thread has it, and the poll loop listen at once."""
         if self._owner == threading.get_ident():
-            self._owner = 0
-            try:
+            self._give_back(listens=True)
+
+    def _give_back(self, *, listens: bool) -> None:
+        self._owner = 0
+        try:
+            if listens:
                 self._listen()
-            finally:
-                self._lock.release()
+        finally:
+            self._lock.release()
 
     def _listen(self) -> None:
         """Tell the poll loop of what comes; this thread has the turn."""
