@@ -21,7 +21,7 @@ _FAMILY, _TYPE = int(_socket.AF_UNIX), int(_socket.SOCK_SEQPACKET)
 class Channel(Protocol):
     """What of a socket a frame without descriptors needs."""
 
-    def recv(self, size: int, /) -> bytes: ...
+    def recv(self, size: int, flags: int = 0, /) -> bytes: ...
 
     def send(self, packet: bytes | bytearray, /) -> int: ...
 
@@ -87,12 +87,13 @@ class Receiver:
         """How much of an unfinished frame is here."""
         return len(self._frame)
 
-    def receive(self) -> bytes | None:
+    def receive(self, flags: int = 0) -> bytes | None:
         """Return the next frame, b"" at the end of the stream, None if a packet left it unfinished.
 
-        Descriptors are not accepted: the kernel discards those of a plain recv(2).
+        `flags` are those of recv(2).  Descriptors are not accepted: the kernel discards those of a
+        plain recv(2).
         """
-        packet = self._sock.recv(PACKET_BYTES + 1)
+        packet = self._sock.recv(PACKET_BYTES + 1, flags)
         if not packet:
             return b""
         if packet[:1] == LAST and not self._frame and 1 < len(packet) <= self._most_alone:

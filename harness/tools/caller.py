@@ -47,10 +47,10 @@ class CallRecorder(Protocol):
 class Caller(msgspec.Struct, frozen=True):
     """The execution, session or agent for which a tool is called.
 
-    `id` is its id or name; `traceparent` is the span that causes the call, or `within` is, if a tool makes
-    it; `depth` counts the tools that called each other before this call; `tools` are the only tools that it may call, None means
-    all; `rules` are those of its policy; `meter` counts its calls; `privacy` holds the personal data
-    that it gets as tokens.
+    `id` is its id or name; `traceparent` is the span that causes the call, or `within` is, if a tool
+    makes it; `depth` counts the tools that called each other before this call; `tools` are the only
+    tools that it may call, None means all; `rules` are those of its policy; `meter` counts its calls;
+    `privacy` holds the personal data that it gets as tokens.
     """
 
     id: str = ""

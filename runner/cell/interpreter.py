@@ -155,7 +155,7 @@ class _Stage:
     def __init__(self, packet: bytes) -> None:
         self._packet = packet
 
-    def recv(self, size: int) -> bytes:
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
         return self._packet[:size]
 
     def send(self, packet: bytes | bytearray) -> int:

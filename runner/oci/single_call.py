@@ -121,7 +121,7 @@ class _Packets:
 
     packet = b""
 
-    def recv(self, size: int, /) -> bytes:
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
         return self.packet[:size]
 
     def send(self, packet: bytes | bytearray, /) -> int:

@@ -9,16 +9,15 @@ sends nothing before it has its answer.  So while calls come quickly, the poll l
 a tool has run for `QUICK_SECONDS`: it looks from time to time whether the same tool still runs.
 """
 
-import os
 import select
 import threading
 from collections.abc import Callable
 
 from ..channel import ProtocolError
 from ..messages import Call
-from .guest_channel import GuestChannel
+from .guest_channel import WAIT, GuestChannel
 
-_IDLE_MILLISECONDS = 3000.0
+_IDLE_SECONDS = 3.0  # of a tool's thread that waits for the next call
 QUICK_SECONDS = 0.005  # between two looks: the poll loop hears nothing for at most twice as long
 _CALLS_UNTIL_ASKED = 8  # a program that calls seldom does not wake the poll loop for looks
 
@@ -48,10 +47,7 @@ class ControlTurn:
         self._closed = False
         self._loop = select.epoll()  # another thread may change it while the poll loop sleeps
         self._loop.register(control, select.EPOLLIN)
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._news = select.poll()
-        self._news.register(control, select.POLLIN)
-        self._news.register(self._stop, select.POLLIN)
+        guest_channel.wait_at_most(_IDLE_SECONDS)
         self.descriptor = self._loop.fileno()
         self.breach = ""  # of the protocol, that a tool's thread heard
 
@@ -144,13 +140,12 @@ class ControlTurn:
 
     def _hear(self) -> Call | None:
         while self._guest_channel.is_open and not (self._guest_channel.finished or self.breach):
-            ready = self._news.poll(_IDLE_MILLISECONDS)
-            if len(ready) != 1 or ready[0][0] == self._stop:
-                return None
             try:
-                if call := self._guest_channel.receive_some():
+                if call := self._guest_channel.receive_some(WAIT):
                     self._open_call(call)
                     return call
+            except TimeoutError:
+                return None
             except ProtocolError as error:
                 self.breach = str(error)
         self._alarm()
@@ -161,8 +156,7 @@ class ControlTurn:
         if self._closed:
             return
         if not self._lock.acquire(blocking=False):
-            os.eventfd_write(self._stop, 1)
+            self._guest_channel.stop_waiting()
             self._lock.acquire()
         self._closed = True
         self._loop.close()
-        os.close(self._stop)

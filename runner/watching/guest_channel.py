@@ -5,6 +5,9 @@ before it is put together, it is decoded once, and a frame too many is a breach.
 """
 
 import _socket
+import contextlib
+import os
+import struct
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +19,7 @@ from .. import channel
 from ..messages import Answer, Call, Finished, decoder, encode, encode_behind
 
 _FINISHED_OR_CALL = Finished | Call
+_NOW, WAIT = int(_socket.MSG_DONTWAIT), 0
 MOST_UNSENT_BYTES = 64 * 1024 * 1024  # of answers that one guest does not read
 _FRAME_OVERHEAD = 256 * 1024  # error, traceback and headers beside the value
 
@@ -35,7 +39,8 @@ def dropped(answer: Answer) -> Answer:
 class GuestChannel:
     """Sends the program, if it goes this way, as the guest takes it and hears the guest's last word.
 
-    Answers may be sent by any thread; everything else is for the one that supervises.
+    Answers may be sent by any thread; everything else is for the one that supervises.  The
+    socket itself may block: each system call but that of `receive_some(WAIT)` says that it must not.
     """
 
     def __init__(
@@ -79,7 +84,7 @@ class GuestChannel:
     def _send_some(self) -> bool:
         try:
             while self._packets:
-                channel.send_packet(self._sock, self._packets[0])
+                self._sock.send(self._packets[0], _NOW)
                 self._sent_in_part = channel.has_more(self._packets.popleft())
                 self._sent_packets += 1
                 if self._ends and self._ends[0][0] == self._sent_packets:
@@ -106,7 +111,7 @@ class GuestChannel:
         with self._sending:
             if not self._packets and len(packet) <= channel.PACKET_BYTES:
                 try:
-                    self._sock.send(packet)
+                    self._sock.send(packet, _NOW)
                 except OSError:
                     pass  # it waits, or the guest has closed its end: `_send_some` tells
                 else:
@@ -126,12 +131,27 @@ class GuestChannel:
         with self._sending:
             pass
 
-    def receive_some(self) -> Call | None:
+    def wait_at_most(self, seconds: float) -> None:
+        """Have `receive_some(WAIT)` wait for so long, in recv(2) itself: no poll(2) precedes it."""
+        timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # struct timeval
+        self._sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, timeout)
+        os.set_blocking(self._sock.fileno(), True)
+
+    def stop_waiting(self) -> None:
+        """End the wait of another thread.  Only for a guest that is being ended: what it sends from now
+        on is lost, and what it has sent is still received."""
+        if self.is_open and self.finished is None:
+            with contextlib.suppress(OSError):  # it has closed its end
+                self._sock.shutdown(_socket.SHUT_RD)
+
+    def receive_some(self, flags: int = _NOW) -> Call | None:
         """Take one packet, and return the call that it completes; raises channel.ProtocolError if it is
-        what no honest guest sends."""
+        what no honest guest sends, and with `WAIT` TimeoutError if none comes in time."""
         try:
-            frame = self._receiver.receive()
+            frame = self._receiver.receive(flags)
         except BlockingIOError:
+            if flags == WAIT:
+                raise TimeoutError from None
             return None
         except ConnectionResetError:
             frame = b""

@@ -24,7 +24,6 @@ def read_all(guest_channel: GuestChannel, guest: socket.socket, count: int) -> l
 def test_what_is_beyond_is_dropped_and_told() -> None:
     host, guest = pair()
     with contextlib.closing(host), contextlib.closing(guest):
-        host.setblocking(False)
         guest_channel = GuestChannel(host, b"", Limits(), takes_calls=False)
         value = b'"' + b"x" * (8 * MIB) + b'"'
         for number in range(1, 13):

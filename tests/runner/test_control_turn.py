@@ -8,6 +8,7 @@ import pytest
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import Call, Finished, encode
+from cellwright.runner.watching import control_turn
 from cellwright.runner.watching.control_turn import ControlTurn
 from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.conftest import soon
@@ -22,7 +23,6 @@ class Peers:
 
     def __init__(self) -> None:
         self.host, self.guest = channel.pair()
-        self.host.setblocking(False)
         self.in_threads: list[Call] = []
         self.alarms = 0
         self.guest_channel = GuestChannel(self.host, b"", Limits(), takes_calls=True)
@@ -38,6 +38,11 @@ class Peers:
         self.turn.take()
         return self.turn.wait()
 
+    def close(self) -> None:
+        self.turn.close()
+        self.host.close()
+        self.guest.close()
+
     def _alarm(self) -> None:
         self.alarms += 1
 
@@ -46,9 +51,7 @@ class Peers:
 def peers() -> Iterator[Peers]:
     peers = Peers()
     yield peers
-    peers.turn.close()
-    peers.host.close()
-    peers.guest.close()
+    peers.close()
 
 
 def test_a_tools_thread_takes_the_next_call_and_the_loop_what_comes_meanwhile(peers: Peers) -> None:
@@ -105,6 +108,36 @@ def test_only_one_thread_waits_and_closing_ends_its_wait(peers: Peers) -> None:
     assert heard == [None]
     assert peers.wait() is None
     peers.turn.close()
+
+
+def test_an_idle_thread_gives_the_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_turn, "_IDLE_SECONDS", 0.01)
+    peers = Peers()
+    assert peers.wait() is None
+    assert peers.guest_channel.is_open
+    peers.guest.send(CALL)
+    assert peers.loop_is_told()
+    assert peers.turn.receive()
+    peers.close()
+
+
+def test_what_was_sent_before_the_end_of_a_wait_is_heard(peers: Peers) -> None:
+    peers.turn.take()
+    peers.guest.send(FINISHED)
+    peers.guest_channel.stop_waiting()
+    with pytest.raises(BrokenPipeError):
+        peers.guest.send(CALL)
+    assert peers.turn.wait() is None
+    assert peers.guest_channel.finished
+
+
+def test_the_channel_of_a_session_is_left_open(peers: Peers) -> None:
+    peers.guest.send(FINISHED)
+    assert peers.wait() is None
+    peers.guest_channel.stop_waiting()
+    peers.turn.close()
+    peers.guest.send(b"\0next")
+    assert peers.host.recv(10) == b"\0next"
 
 
 def test_calls_in_quick_succession_are_not_told_to_the_loop_until_a_tool_takes_long(
