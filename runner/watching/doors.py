@@ -75,8 +75,10 @@ class Doors:
 
     def answer(self, answer: Answer) -> bool:
         """Send a short answer from any thread, and queue what is left of it for the poll loop, which
-        hangs up; returns True."""
-        left, door = None, self._open[answer.number]
+        hangs up; returns whether there is something for it to do."""
+        left, door = None, self._open.get(answer.number)
+        if door is None:  # all doors were closed
+            return False
         if len(answer.value or answer.message) <= _SHORT:
             text = _text_of(answer)
             # OSError: the poll loop sends it later, or drops it.
