@@ -159,16 +159,33 @@ def test_every_status_and_reason_is_described() -> None:
     assert statuses | reasons <= named_in("harness/README.md")
 
 
-def test_every_command_and_option_is_described() -> None:
+def parsers_below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands of a parser; only the one that it was made for has options."""
+    found: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= action.choices
+    return found
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the options of a command and of the commands below it."""
+    own = {option for action in parser._actions for option in action.option_strings}
+    return own.union(*map(options_of, parsers_below(parser).values())) - {"-h", "--help"}
+
+
+def test_every_command_is_described_with_its_options() -> None:
+    """The command in the document of the command line; an option there, or where its subject is."""
     described = text_of("harness/cli/README.md")
-    (choices,) = (
-        action.choices for action in commands.parser_of()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )  # fmt: skip
-    for command, parser in choices.items():
+    places = [name for name in NAMES if name.startswith("harness/")] + ["benchmarks/README.md"]
+    named = set().union(*map(named_in, places))
+    seen: set[str] = set()
+    for command in parsers_below(commands.parser_of()):
         assert f"`cellwright {command}" in described
-        names = {option for action in parser._actions for option in action.option_strings}
-        assert names - {"-h", "--help"} <= named_in("harness/cli/README.md"), command
+        options = options_of(parsers_below(commands.parser_of(command))[command])
+        assert options - named == set(), command
+        seen |= options
+    assert {"--backend", "--as-skill", "--forks"} <= seen  # also of `tools export`
 
 
 def test_every_exit_status_is_described() -> None:
@@ -202,12 +219,8 @@ def test_every_frame_and_limit_of_the_daemon_is_described() -> None:
 
 
 def test_every_option_of_the_daemon_is_described() -> None:
-    (choices,) = (
-        action.choices for action in commands.parser_of("serve")._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )  # fmt: skip
-    options = {each for action in choices["serve"]._actions for each in action.option_strings}
-    assert options - {"-h", "--help"} <= named_in("harness/README.md")
+    options = options_of(parsers_below(commands.parser_of("serve"))["serve"])
+    assert options <= named_in("harness/README.md")
     assert "--drain" in options
 
 

@@ -31,9 +31,12 @@ from .operations import add_operations, operations_of
 from .options import (
     AUDIT_HELP,
     SUCCEEDED,
+    add_backend,
     add_policy,
     add_privacy,
     add_skills,
+    backend_of,
+    backend_of_server,
     policy_of,
     skills_of,
 )
@@ -48,6 +51,7 @@ _ADDRESS = "127.0.0.1:8808"
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
+    add_backend(parser)
     parser.add_argument(
         "--http", nargs="?", const=_ADDRESS, metavar="HOST:PORT",
         help=f"serve over HTTP on this address, default {_ADDRESS}, instead of stdin and stdout",
@@ -82,12 +86,12 @@ def run(options: argparse.Namespace) -> int:
     policy = policy_of(options)
     require_sdk()
     check_session_limits(options)
+    backend_of_server(options)
     limits = SessionLimits(of_all=options.sessions, idle_seconds=options.session_idle)
     place = _place_of(options) or claim()  # first, because a file of --tools may print
     log_to_stderr()
-    spawned = Spawned(
-        interpreter()
-    )  # started early: its imports take as long as those of this process
+    # started early: its imports take as long as those of this process
+    spawned = None if options.backend == "oci" else Spawned(interpreter())
     from ..servers.mcp.lifecycle import run as serve
 
     settings, measurements = operations_of(options), Measurements([policy.name])
@@ -113,14 +117,16 @@ def _is_open(options: argparse.Namespace, policy: Policy) -> bool:
 
 @contextlib.contextmanager
 def _services(
-    options: argparse.Namespace, policy: Policy, limits: SessionLimits, spawned: Spawned,
+    options: argparse.Namespace, policy: Policy, limits: SessionLimits, spawned: Spawned | None,
     audit: "AuditLog | None",
 ) -> Iterator[tuple[ServicesByClient, Runs]]:  # fmt: skip
     """Open the cells, the tools and the runs behind the server, and close them after it."""
     from ..servers.mcp.approvals import approver
 
     with (
-        Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
+        Sandbox(
+            policy=policy, pool=0, audit=audit or False, spawned=spawned, **backend_of(options)
+        ) as ceiling,
         ToolRegistry(options.registry, model=commands_model(options.model)) as registry,
         Runs() as runs,
     ):

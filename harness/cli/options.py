@@ -21,7 +21,7 @@ PROFILES = ("server", "standard", "strict", "tool", "trusted-read", "workshop")
 # 70 is EX_SOFTWARE of sysexits.h.
 _FILES, _FILES_OR_NAMES = (
     ("audit", "find_links", "venv", "connect", "request_log", "rootfs"),
-    ("packages", "policy", "python"),
+    ("packages", "policy", "python", "runtime"),
 )
 SUCCEEDED, FAILED, USAGE_ERROR, SANDBOX_FAILED = 0, 1, 2, 70
 AUDIT_HELP = "append a record of each event to this audit trail"
@@ -75,6 +75,52 @@ def add_subcommands(
         return command
 
     return add
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add --backend, --runtime and --rootfs."""
+    parser.add_argument(
+        "--backend", choices=("cells", "oci"),
+        help="oci: run cells inside a container that an OCI runtime makes; default cells, without one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--runtime",
+        metavar="R",
+        help="with --backend oci: runc, crun (default), youki, runsc, krun, or a path",
+    )
+    parser.add_argument(
+        "--rootfs", metavar="DIR",
+        help="with --backend oci: programs see the files of this root file system; default the host's",
+    )  # fmt: skip
+
+
+def backend_of(options: argparse.Namespace) -> "dict[str, Any]":
+    """Return the arguments of `Sandbox` that the options of `add_backend` name.
+
+    Raises PolicyError for an option that needs containers.
+    """
+    from ...policies.errors import PolicyError
+
+    if options.backend != "oci":
+        for name in ("runtime", "rootfs"):
+            if getattr(options, name) is not None:
+                raise PolicyError(f"--{name}: needs --backend oci")
+    names = "backend", "runtime", "rootfs"
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def backend_of_server(options: argparse.Namespace) -> "dict[str, Any]":
+    """Do what `backend_of` does for a command that offers sessions and tools.
+
+    Raises PolicyError for a runtime whose containers run single calls, and LaunchError if the host
+    lacks the runtime.
+    """
+    given = backend_of(options)
+    if options.backend == "oci":
+        from ..sandbox.containers.containers import check_holds_sessions
+
+        check_holds_sessions(options.runtime)
+    return given
 
 
 def add_json(parser: argparse.ArgumentParser, kind: str = "array") -> None:

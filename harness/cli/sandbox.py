@@ -14,8 +14,16 @@ from ...policies.policy import MIB, Limits, Policy, check_policy
 from ...runner.settings import PoolSettings
 from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
-from ..sandbox.sandbox_arguments import Backend
-from .options import AUDIT_HELP, add_policy, add_skills, audit_of, policy_of, skills_of
+from .options import (
+    AUDIT_HELP,
+    add_backend,
+    add_policy,
+    add_skills,
+    audit_of,
+    backend_of,
+    policy_of,
+    skills_of,
+)
 from .packages import add_packages, packages_of, with_environment
 
 if TYPE_CHECKING:
@@ -25,11 +33,10 @@ if TYPE_CHECKING:
     from ..sandbox.workspaces.store import Workspaces
     from ..tools.broker import Broker
 
-_UNKNOWN_TO_SERVE = (
-    "backend", "memory", "pausable", "privacy", "rootfs", "runtime", "servers", "skills", "venv",
-)  # fmt: skip
+_UNKNOWN_TO_SERVE = ("memory", "pausable", "privacy", "servers", "skills", "venv")
 _DAEMONS = (
-    "optional", "audit", "python", "find_links", "no_index", "index_url", *_UNKNOWN_TO_SERVE
+    "optional", "audit", "python", "backend", "runtime", "rootfs", "find_links", "no_index",
+    "index_url", *_UNKNOWN_TO_SERVE,
 )  # fmt: skip
 _ONE_CELL = PoolSettings(size=0, cells_per_launcher=1)
 OUTPUT = "cellwright-output"  # in the working directory; made for the first file
@@ -76,23 +83,6 @@ def add_connect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", metavar="PATH",
         help="use the daemon that listens on this socket; --policy then names one of its policies",
-    )  # fmt: skip
-
-
-def add_backend(parser: argparse.ArgumentParser) -> None:
-    """Add --backend, --runtime and --rootfs."""
-    parser.add_argument(
-        "--backend", choices=("cells", "oci"),
-        help="oci: run cells inside a container that an OCI runtime makes; default cells, without one",
-    )  # fmt: skip
-    parser.add_argument(
-        "--runtime",
-        metavar="R",
-        help="with --backend oci: runc, crun (default), youki, runsc, krun, or a path",
-    )
-    parser.add_argument(
-        "--rootfs", metavar="DIR",
-        help="with --backend oci: programs see the files of this root file system; default the host's",
     )  # fmt: skip
 
 
@@ -150,9 +140,7 @@ def sandbox_of(
                 skills=skills_of(options),
                 language=language,  # starts no launcher for another language
                 python=options.python,
-                backend=_backend_of(options),
-                runtime=options.runtime,
-                rootfs=options.rootfs,
+                **backend_of(options),
                 workspaces=_workspaces(options),
                 pausable=getattr(options, "pausable", False),
                 **packages_of(options),
@@ -189,16 +177,6 @@ def _launch_ahead(spawned: "Spawned", policy: Policy, *, is_for_one_cell: bool) 
 
     sources = sources_of(check_policy(policy))
     begin_ahead(spawned, LaunchArguments(policy, sources, is_for_one_cell=is_for_one_cell))
-
-
-def _backend_of(options: argparse.Namespace) -> Backend:
-    """Return what --backend names; raises PolicyError for options that need containers."""
-    if options.backend == "oci":
-        return "oci"
-    for name in ("runtime", "rootfs"):
-        if getattr(options, name) is not None:
-            raise PolicyError(f"--{name}: needs --backend oci")
-    return "cells"
 
 
 def print_staged(kept: "KeptWorkspace | None") -> None:

@@ -21,7 +21,15 @@ from ..servers.daemon.limits import ServeLimits
 from ..servers.daemon.tenants import TenantPlan
 from ..servers.daemon.units import write_units
 from .operations import add_operations
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, policy_named, words_of
+from .options import (
+    AUDIT_HELP,
+    SUCCEEDED,
+    add_backend,
+    add_policy,
+    backend_of,
+    policy_named,
+    words_of,
+)  # fmt: skip
 from .packages import add_python, add_sources
 
 _NOT_REPEATED = ("units", "socket", "delegated")  # in units: systemd listens
@@ -29,6 +37,7 @@ _NOT_REPEATED = ("units", "socket", "delegated")  # in units: systemd listens
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, several=True)
+    add_backend(parser)
     parser.set_defaults(parser=parser)
     parser.add_argument(
         "--socket",
@@ -140,6 +149,7 @@ def _configuration_of(options: argparse.Namespace, limits: ServeLimits) -> Daemo
         optional=tuple(options.optional),
         pool=options.pool,
         python=options.python,
+        **backend_of(options),
         find_links=options.find_links,
         no_index=options.no_index,
         index_url=options.index_url,

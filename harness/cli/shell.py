@@ -17,9 +17,9 @@ from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ..sandbox.terminal import Terminal
 from ..text.escape_sequences import TerminalFilter
-from .options import AUDIT_HELP, add_policy, add_skills
+from .options import AUDIT_HELP, add_backend, add_policy, add_skills
 from .packages import add_packages, packages_of_calls
-from .sandbox import add_backend, add_connect, sandbox_of
+from .sandbox import add_connect, sandbox_of
 
 _PROFILE = "workshop"
 _INPUT, _OUTPUT = 0, 1

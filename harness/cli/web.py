@@ -20,7 +20,17 @@ from .http_options import (
 )
 from .model_server import add_model_server, model_client
 from .operations import add_operations, operations_of
-from .options import AUDIT_HELP, SUCCEEDED, add_policy, add_skills, policy_of, skills_of
+from .options import (
+    AUDIT_HELP,
+    SUCCEEDED,
+    add_backend,
+    add_policy,
+    add_skills,
+    backend_of,
+    backend_of_server,
+    policy_of,
+    skills_of,
+)
 from .tool_files import register_marked
 
 if TYPE_CHECKING:
@@ -40,6 +50,7 @@ _PACKAGES = ("anyio", "starlette", "uvicorn")
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
+    add_backend(parser)
     parser.add_argument(
         "--http", default=_ADDRESS, metavar="HOST:PORT",
         help="serve on this address, default %(default)s; port 0 takes a free port",
@@ -78,9 +89,11 @@ def run(options: argparse.Namespace) -> int:
     policy = policy_of(options)
     _require_packages()
     check_session_limits(options)
+    backend_of_server(options)
     place = http_settings(options, "--http", options.http, WEB_VARIABLE, {OPERATOR})
     log_to_stderr()
-    spawned = Spawned(interpreter())  # its imports take as long as those of this process
+    # its imports take as long as those of this process
+    spawned = None if options.backend == "oci" else Spawned(interpreter())
     from ..dashboard.live import LiveTimeline
     from ..servers.operations.measurements import Measurements
     from ..servers.operations.observation import observing, serving_operators
@@ -117,7 +130,7 @@ def _require_packages() -> None:
 
 @contextlib.contextmanager
 def _state(
-    options: argparse.Namespace, policy: "Policy", place: "HttpSettings", spawned: Spawned,
+    options: argparse.Namespace, policy: "Policy", place: "HttpSettings", spawned: Spawned | None,
     audit: "AuditLog | None", timeline: "LiveTimeline",
 ) -> Iterator["WebState"]:  # fmt: skip
     """Open the cells, the tools and the runs behind the server, and close them after it."""
@@ -134,7 +147,9 @@ def _state(
         idle_seconds=options.session_idle,
     )  # fmt: skip
     with (
-        Sandbox(policy=policy, pool=0, audit=audit or False, spawned=spawned) as ceiling,
+        Sandbox(
+            policy=policy, pool=0, audit=audit or False, spawned=spawned, **backend_of(options)
+        ) as ceiling,
         ToolRegistry(options.registry) as registry,
         Runs(options.runs) as runs,
     ):

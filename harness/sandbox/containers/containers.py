@@ -4,6 +4,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
+from ....policies.errors import PolicyError
 from ....runner.oci.container import SpawnedContainer
 from ....runner.oci.rootfs import open_rootfs
 from ....runner.oci.runtime import find_oci_runtime
@@ -15,6 +16,21 @@ if TYPE_CHECKING:
     from ..pythons import HostPython
 
 DEFAULT_RUNTIME = "crun"
+
+
+def check_holds_sessions(named: str | os.PathLike[str] | None) -> None:
+    """Raise PolicyError for a runtime whose containers have a kernel of their own and run
+    single calls.
+
+    Raises LaunchError if the host lacks the runtime.
+    """
+    runtime = find_oci_runtime(named or DEFAULT_RUNTIME)
+    if runtime.kernel != "shared":
+        raise PolicyError(
+            f"runtime: {runtime.name} makes a container with a kernel of its own for each call, which "
+            "has no sessions and tools, so servers cannot use it",
+            "use a runtime whose containers have the kernel of the host, such as crun",
+        )
 
 
 def container_of(

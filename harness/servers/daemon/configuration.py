@@ -7,7 +7,7 @@ clients may do.
 import grp
 import pwd
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -126,6 +126,9 @@ class DaemonConfiguration(_Table, frozen=True, kw_only=True):
     socket_group: str | int | None = None
     pool: Annotated[int, Meta(ge=0, le=10_000)] = PoolSettings().size
     python: str | None = None
+    backend: Literal["cells", "oci"] = "cells"
+    runtime: Annotated[str, Meta(min_length=1)] | None = None  # with backend = "oci", as rootfs
+    rootfs: str | None = None
     find_links: str | None = None
     no_index: bool = False
     index_url: str | None = None
@@ -160,6 +163,7 @@ def read_configuration(path: Path) -> DaemonConfiguration:
         checked = _with_absolute_paths(read, path.absolute().parent)
         tenant_rules(checked)
         _check_pauses(checked)
+        _check_backend(checked)
         policies_of(checked)
     except msgspec.ValidationError as error:
         raise PolicyError(
@@ -237,6 +241,12 @@ def _check_pauses(configuration: DaemonConfiguration) -> None:
         )
 
 
+def _check_backend(configuration: DaemonConfiguration) -> None:
+    for name in ("runtime", "rootfs"):
+        if configuration.backend != "oci" and getattr(configuration, name) is not None:
+            raise PolicyError(f'{name}: needs backend = "oci"')
+
+
 def _add(known: dict[int, str], number: int, tenant: str, field: str, given: str | int) -> None:
     if known.setdefault(number, tenant) != tenant:
         raise PolicyError(f"tenants.{field}: {given} belongs to {known[number]} and to {tenant}")
@@ -268,11 +278,13 @@ def _with_absolute_paths(read: DaemonConfiguration, beside: Path) -> DaemonConfi
         "socket": place(read.socket),
         "audit": place(read.audit),
         "find_links": place(read.find_links),
+        "rootfs": place(read.rootfs),
         "pauses": msgspec.structs.replace(read.pauses, directory=place(read.pauses.directory)),
         "request_log": read.request_log if read.request_log == "-" else place(read.request_log),
     }
-    if read.metrics and "/" in read.metrics:
-        changed["metrics"] = place(read.metrics)
+    for name in ("metrics", "runtime"):
+        if "/" in (getattr(read, name) or ""):
+            changed[name] = place(getattr(read, name))
     return msgspec.structs.replace(read, **changed)
 
 

@@ -187,9 +187,14 @@ def _sandbox(
     pauses = configuration.pauses.of_tenant(tenant, quota.paused_bytes)
     if configuration.pauses.directory is not None:  # else another user could replace a tenant's
         make_private_directory(Path(configuration.pauses.directory), PolicyError)
+    if configuration.backend == "oci":
+        from ...sandbox.containers.containers import check_holds_sessions  # seldom needed
+
+        check_holds_sessions(configuration.runtime)
     return Sandbox(
         policy=policy, pool=configuration.pool, sessions=configuration.sessions.settings,
         audit=trail or False, cgroup_root=root, python=configuration.python,
+        backend=configuration.backend, runtime=configuration.runtime, rootfs=configuration.rootfs,
         package_store=_store(configuration), pauses=pauses or PauseSettings(),
         pausable=pauses is not None and configuration.pauses.pausable,
     )  # fmt: skip

@@ -218,7 +218,7 @@ class Tenants:
         old, new = self._plan, plan
         same = all(
             getattr(old.configuration, field) == getattr(new.configuration, field)
-            for field in ("pool", "python", "sessions", "pauses")
+            for field in ("pool", "python", "backend", "runtime", "rootfs", "sessions", "pauses")
         ) and _paused_bytes(old) == _paused_bytes(new)
         return same and old.policies.get(name) == new.policies.get(name)
 

@@ -35,7 +35,7 @@ if {descriptors}:
     resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))
 options = argparse.Namespace(
     socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
-    session_idle={idle}, session_freeze=300.0, session_lifetime={lifetime}, python=None,
+    session_idle={idle}, session_freeze=300.0, session_lifetime={lifetime}, python=None, backend=None, runtime=None, rootfs=None,
     find_links={find_links!r}, no_index={find_links!r} is not None, index_url=None, optional=(), check=False, metrics={metrics!r}, request_log={request_log!r}, otel=False,
 )
 serve(options, {policies}, ServeLimits(**{limits!r}))
