@@ -18,6 +18,7 @@ from ..servers.operations.requests_middleware import App, RequestsMiddleware
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.services import ServicesByClient
 from ..servers.tokens import CLIENT, MCP_VARIABLE, HttpSettings
+from ..text.progress import ProgressLine
 from ..tools.filters import RedactSecrets
 from ..tools.registry import ToolRegistry
 from .http_options import (
@@ -92,21 +93,23 @@ def run(options: argparse.Namespace) -> int:
     log_to_stderr()
     # started early: its imports take as long as those of this process
     spawned = None if options.backend == "oci" else Spawned(interpreter())
-    from ..servers.mcp.lifecycle import run as serve
+    with contextlib.ExitStack() as stack:
+        with ProgressLine("starting the server"):
+            from ..servers.mcp.lifecycle import run as serve
 
-    settings, measurements = operations_of(options), Measurements([policy.name])
-    with (
-        observing(settings, measurements) as seen,
-        _services(options, policy, limits, spawned, seen.trail) as (services, runs),
-    ):
-        measurements.add_gauges(lambda: services.gauges(measurements))
+            settings, measurements = operations_of(options), Measurements([policy.name])
+            seen = stack.enter_context(observing(settings, measurements))
+            services, runs = stack.enter_context(
+                _services(options, policy, limits, spawned, seen.trail)
+            )
+            measurements.add_gauges(lambda: services.gauges(measurements))
+            stack.enter_context(serving_operators(settings, measurements))
 
         def watched(app: App) -> App:
             return RequestsMiddleware(app, "mcp", measurements, seen.log, CLIENT)
 
-        with serving_operators(settings, measurements):
-            is_open = _is_open(options, policy)
-            serve(services, OwnedSessions(limits), runs, place, open_world=is_open, around=watched)
+        is_open = _is_open(options, policy)
+        serve(services, OwnedSessions(limits), runs, place, open_world=is_open, around=watched)
     return SUCCEEDED
 
 

@@ -14,6 +14,7 @@ from ...runner.result import SandboxStatus
 from ..runs.durable_runs import CallState, RunAttempt, RunCall, Runs
 from ..runs.store import Approval
 from ..text.presentation import MOST_LISTED, present, presented_whole, shortened
+from ..text.progress import ProgressLine
 from ..text.terminal import harmless, hint_lines, result_line
 from .options import (
     FAILED,
@@ -159,7 +160,7 @@ def _reject(runs: Runs, options: argparse.Namespace) -> int:
 
 def _resume(runs: Runs, options: argparse.Namespace) -> int:
     runs.show(options.run)  # raises for an unknown run before a cell is made
-    with _sandbox(runs, options) as sandbox:
+    with ProgressLine("resuming the run"), _sandbox(runs, options) as sandbox:
         attempt = runs.resume(
             sandbox, options.run, abandoned=options.abandoned,
             allow_divergence=options.allow_divergence,

@@ -23,6 +23,7 @@ from .options import FAILED, SUCCEEDED, add_json, add_subcommands, print_json
 if TYPE_CHECKING:
     from ..mcp.servers import McpServers
     from ..mcp.status import ServerStatus
+    from ..tools.approval import ApprovalRequest
     from ..tools.registry import ToolRegistry
 
 
@@ -159,8 +160,15 @@ def _call(servers: "McpServers", options: argparse.Namespace) -> int:
         arguments = msgspec.json.decode(options.arguments, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise PolicyError(f"JSON: {error}", "give the arguments as a JSON object") from None
-    broker = Broker(servers, approve=_approve_all if options.yes else approver())
-    print_json(broker.call(options.name, arguments))
+    decide = _approve_all if options.yes else approver()
+    with ProgressLine("calling the tool") as progress:
+
+        def approve(asked: "ApprovalRequest") -> bool:
+            with progress.hidden():  # it may ask at the terminal
+                return decide(asked)
+
+        result = Broker(servers, approve=approve).call(options.name, arguments)
+    print_json(result)
     return SUCCEEDED
 
 
@@ -170,12 +178,14 @@ def _approve_all(_: object) -> bool:
 
 def _diff(servers: "McpServers", options: argparse.Namespace) -> int:
     names = [options.server] if options.server else sorted(servers.configs)
-    changes = [servers.difference(name) for name in names if not servers.configs[name].disabled]
+    with ProgressLine("asking the servers"):
+        changes = [servers.difference(name) for name in names if not servers.configs[name].disabled]
     sys.stdout.write("".join(changes))
     return FAILED if any(changes) else SUCCEEDED
 
 
 def _pin(servers: "McpServers", options: argparse.Namespace) -> int:
-    drift = servers.pin(options.server)
+    with ProgressLine("asking the servers"):
+        drift = servers.pin(options.server)
     print(harmless(str(drift)) or "unchanged")
     return SUCCEEDED

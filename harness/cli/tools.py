@@ -260,12 +260,18 @@ def _create(factory: ToolFactory, options: argparse.Namespace) -> None:
 
 
 def _call(factory: ToolFactory, options: argparse.Namespace) -> None:
-    print_json(factory.call(options.name, _input(options)))
+    given = _input(options)
+    with ProgressLine("calling the tool"):
+        result = factory.call(options.name, given)
+    print_json(result)
 
 
 def _test(factory: ToolFactory, options: argparse.Namespace) -> None:
     if options.input is not None:
-        print_json(factory.test_tool(options.name, _input(options)))
+        given = _input(options)
+        with ProgressLine("calling the tool"):
+            result = factory.test_tool(options.name, given)
+        print_json(result)
         return
     with ProgressLine("running the tests of the tool"):
         count = factory.run_tests(options.name)
@@ -295,9 +301,11 @@ def _export(factory: ToolFactory, options: argparse.Namespace) -> None:
 
 
 def _import(factory: ToolFactory, options: argparse.Namespace) -> None:
-    _print_state(
-        factory.import_tool(options.folder, grant=options.grant, allow_similar=options.similar)
-    )
+    with ProgressLine("making and testing the tool"):
+        spec = factory.import_tool(
+            options.folder, grant=options.grant, allow_similar=options.similar
+        )
+    _print_state(spec)
 
 
 def _print_state(spec: ToolSpec) -> None:

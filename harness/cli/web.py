@@ -11,6 +11,7 @@ from ...policies.errors import PolicyError
 from ...runner.spawn import Spawned, interpreter
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.tokens import CLIENT, OPERATOR, WEB_VARIABLE
+from ..text.progress import ProgressLine
 from .http_options import (
     add_access,
     add_session_limits,
@@ -94,31 +95,30 @@ def run(options: argparse.Namespace) -> int:
     log_to_stderr()
     # its imports take as long as those of this process
     spawned = None if options.backend == "oci" else Spawned(interpreter())
-    from ..dashboard.live import LiveTimeline
-    from ..servers.operations.measurements import Measurements
-    from ..servers.operations.observation import observing, serving_operators
-    from ..servers.operations.requests_middleware import RequestsMiddleware
-    from ..servers.web.app import web_app
-    from ..servers.web.dashboard_endpoints import dashboard_pages
-    from ..servers.web.lifecycle import run as serve
+    with contextlib.ExitStack() as stack:
+        with ProgressLine("starting the server"):
+            from ..dashboard.live import LiveTimeline
+            from ..servers.operations.measurements import Measurements
+            from ..servers.operations.observation import observing, serving_operators
+            from ..servers.operations.requests_middleware import RequestsMiddleware
+            from ..servers.web.app import web_app
+            from ..servers.web.dashboard_endpoints import dashboard_pages
+            from ..servers.web.lifecycle import run as serve
 
-    settings, measurements = operations_of(options), Measurements([policy.name])
-    timeline = LiveTimeline()
-    with (
-        observing(settings, measurements, timeline.add) as seen,
-        _state(options, policy, place, spawned, seen.trail, timeline) as state,
-    ):
-        measurements.add_gauges(lambda: state.services.gauges(measurements))
+            settings, measurements = operations_of(options), Measurements([policy.name])
+            timeline = LiveTimeline()
+            seen = stack.enter_context(observing(settings, measurements, timeline.add))
+            state = stack.enter_context(
+                _state(options, policy, place, spawned, seen.trail, timeline)
+            )
+            measurements.add_gauges(lambda: state.services.gauges(measurements))
+            stack.enter_context(serving_operators(settings, measurements))
 
         def watched(app: "App") -> "App":
             return RequestsMiddleware(app, "web", measurements, seen.log, CLIENT)
 
         pages, around = dashboard_pages(), [watched]
-        with serving_operators(settings, measurements):
-            serve(
-                lambda: web_app(state, place.hosts, place.origins, pages=pages, around=around),
-                place,
-            )
+        serve(lambda: web_app(state, place.hosts, place.origins, pages=pages, around=around), place)
     return SUCCEEDED
 
 

@@ -19,6 +19,7 @@ from ....runner.settings import PauseSettings
 from ...sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
 from ...sandbox.sandbox import Sandbox
 from ...state import make_private_directory
+from ...text.progress import ProgressLine
 from ..descriptors import allow_descriptors
 from ..operations.measurements import Measurements
 from ..operations.observation import OperatorSettings, observing, serving_operators
@@ -66,11 +67,12 @@ def run_daemon(
         )  # fmt: skip
         seen = stack.enter_context(observing(settings, measurements))
         root = take_delegation() if delegated else None
-        tenants = Tenants(
-            plan, lambda policy, chosen, tenant, quota: _sandbox(
-                policy, chosen, tenant, quota, seen.trail, root
-            ),
-        )  # fmt: skip
+        with ProgressLine("starting cells"):
+            tenants = Tenants(
+                plan, lambda policy, chosen, tenant, quota: _sandbox(
+                    policy, chosen, tenant, quota, seen.trail, root
+                ),
+            )  # fmt: skip
         try:
             server = Server(listener, tenants, RequestObserver(measurements, seen.log))
             server.reloads = ReloadState(str(file or ""))

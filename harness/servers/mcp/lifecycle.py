@@ -8,6 +8,7 @@ import anyio
 from mcp.server import Server
 
 from ...runs.durable_runs import Runs
+from ...text.progress import ProgressLine
 from ..descriptors import allow_descriptors
 from ..http_server import App, listening, serve_http, url_of
 from ..owned_sessions import OwnedSessions
@@ -33,7 +34,8 @@ def run(
     server = McpServer(services, sessions, runs, open_world=open_world).server()
     try:
         if isinstance(place, StdioStreams):
-            services.of(PIPE.client)  # the one client needs it at once
+            with ProgressLine("starting cells"):
+                services.of(PIPE.client)  # the one client needs it at once
             anyio.run(until_signalled, lambda ending: serve_stdio(server, place))
             return
         anyio.run(

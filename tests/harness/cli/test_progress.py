@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import select
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -13,14 +14,19 @@ from typing import TextIO
 
 import pytest
 
-from cellwright.harness.cli import sandbox
+from cellwright import Runs, Sandbox, ToolFactory, ToolRegistry
+from cellwright.harness.cli import sandbox, servers
 from cellwright.harness.cli.main import main
+from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.text import progress
 from cellwright.harness.text.progress import ProgressLine
-from tests.conftest import OPTIONAL
+from cellwright.harness.tools.caller import Tool
+from cellwright.harness.tools.catalogue import Offer
+from tests.conftest import OPTIONAL, ROOT, policy_named
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
 TRAIL = '{"seq": 1}\n'
+BOUND_SECONDS = 60  # for a server to start, or to end
 
 
 class Screen:
@@ -32,9 +38,9 @@ class Screen:
         self.stream: TextIO = open(theirs, "w", buffering=1)  # noqa: SIM115 - closed below
         self.seen = ""
 
-    def read_until(self, text: str) -> None:
+    def read_until(self, text: str, seconds: float = 5) -> None:
         while text not in self.seen:
-            ready, _, _ = select.select([self._ours], [], [], 5)
+            ready, _, _ = select.select([self._ours], [], [], seconds)
             assert ready, f"{text!r} not in {self.seen!r}"
             self.seen += os.read(self._ours, 65536).decode()
 
@@ -137,6 +143,13 @@ COMMANDS = {
     "audit verify": (["audit", "verify", "{place}/trail"], "verifying the trail"),
     "privacy scan": (["privacy", "scan", "{place}/program.py"], "searching the files"),
     "tools create": (["tools", "create", "--registry", "{place}/tools.db", "{place}/tool.py"], "making and testing the tool"),
+    "tools import": (["tools", "import", "--registry", "{place}/tools.db", "{place}/none"], "making and testing the tool"),
+    "tools call": (["tools", "call", "--registry", "{place}/kept.db", "kept", '{"n": 1}'], "calling the tool"),
+    "tools test": (["tools", "test", "--registry", "{place}/kept.db", "kept", '{"n": 1}'], "calling the tool"),
+    "servers call": (["servers", "call", "--servers", "{place}/servers.json", "none.name"], "calling the tool"),
+    "servers pin": (["servers", "pin", "--servers", "{place}/servers.json", "none"], "asking the servers"),
+    "servers diff": (["servers", "diff", "--servers", "{place}/servers.json"], "asking the servers"),
+    "runs resume": (["runs", "resume", "{place}/runs.db", "{run}", *OPTIONS], "resuming the run"),
     "agent run": (["agent", "run", "--demo", *OPTIONS], "working on the task"),
     "jupyter install": (["jupyter", "install", "--prefix", "{place}", *OPTIONS], "installing the kernel"),
 }  # fmt: skip
@@ -165,11 +178,101 @@ def test_commands_that_may_take_long_say_what_they_do(
         'def twice(n: int) -> int:\n    """Twice n."""\n    return 2 * n\n'
     )
     (tmp_path / "trail").write_text(TRAIL)
+    (tmp_path / "servers.json").write_text('{"mcpServers": {}}')
+    with ToolRegistry(tmp_path / "kept.db") as registry, ToolFactory(registry=registry) as factory:
+        factory.create_tool("kept", "d", "def kept(n: int) -> int:\n    return n", tests=[])
     arguments, said = COMMANDS[command]
-    main([each.replace("{place}", str(tmp_path)) for each in arguments])
+    places = {"{place}": str(tmp_path), "{run}": a_run(tmp_path) if "{run}" in arguments else ""}
+    for name, value in places.items():
+        arguments = [each.replace(name, value) for each in arguments]
+    main(arguments)
     assert any(each.startswith(said) for each in begun)
     screen.read_rest()
     assert screen.shown() == ""
+
+
+def a_run(place: Path) -> str:
+    """Return the id of a run that ended."""
+    with Runs(place / "runs.db") as runs, Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        return runs.start(sandbox, "1").run
+
+
+def test_a_question_at_the_terminal_stands_in_a_line_of_its_own(
+    screen: Screen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line is erased before a person is asked about a call, and not drawn before the answer."""
+    asked: list[str] = []
+
+    def ask(_: object) -> bool:
+        screen.read_until("calling the tool")
+        screen.read_rest()
+        asked.append(screen.shown())
+        return False
+
+    class Servers:
+        """One risky tool, in the place of a server."""
+
+        def __enter__(self) -> Offer:
+            return Offer(
+                [Tool(ToolSpec(name="pay", owner=ToolOwner.SERVER, risky=True), lambda: "paid")]
+            )
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(servers, "approver", lambda: ask)
+    monkeypatch.setattr(servers, "opened", lambda _: Servers())
+    assert main(["servers", "call", "--servers", str(tmp_path / "servers.json"), "pay"]) == 1
+    assert asked == [""]
+
+
+SERVERS = {
+    "serve": (["serve", "--socket", "{place}/socket"], "starting cells", "serving strict at"),
+    "web": (["web", "--http", "127.0.0.1:0"], "starting the server", "serving at http"),
+    "mcp": (["mcp", "--http", "127.0.0.1:0"], "starting the server", "serving MCP at http"),
+    "mcp over stdio": (["mcp"], "starting the server", "starting cells"),
+}
+IMPATIENT = """
+import sys
+from cellwright.harness.cli.main import main
+from cellwright.harness.text import progress
+progress._PATIENCE_SECONDS = 0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_says_that_it_starts_at_a_terminal_only(server: str, tmp_path: Path) -> None:
+    words, begun, serving = SERVERS[server]
+    words = [each.replace("{place}", str(tmp_path)) for each in words]
+    command = [sys.executable, "-c", IMPATIENT, *words, *OPTIONS]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    screen = Screen()
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=screen.stream,
+    ) as process:  # fmt: skip
+        screen.read_until(begun, BOUND_SECONDS)
+        screen.read_until(serving, BOUND_SECONDS)
+        ended(process)
+    screen.close()
+    with subprocess.Popen(
+        command, env=environment, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stderr
+        said = b"" if server == "mcp over stdio" else process.stderr.readline()
+        assert begun.encode() not in said + ended(process)
+
+
+def ended(process: "subprocess.Popen[bytes]") -> bytes:
+    """End a server, by the end of its input or by a signal; return what it said at the end."""
+    if "--http" in process.args or "serve" in process.args:  # type: ignore[operator]
+        process.terminate()
+    _, said = process.communicate(timeout=BOUND_SECONDS)
+    assert process.returncode == 0, said
+    return said or b""
 
 
 def test_a_pipe_gets_no_progress_of_a_command(
