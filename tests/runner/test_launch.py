@@ -90,7 +90,7 @@ def test_a_launcher_imports_no_module_that_it_does_not_use() -> None:
         "ast", "ctypes", "importlib.util", "inspect", "msgspec.inspect", "msgspec._json_schema", "platform", "random",
         "selectors", "signal", "socket", "subprocess",
     }  # fmt: skip
-    assert len(imported) <= 147
+    assert len(imported) <= 148
 
 
 @pytest.mark.needs("cgroup")
