@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,12 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellwright import Sandbox
+from cellwright.harness.sandbox.monty_evaluator import MontyEvaluator
 from cellwright.policies.errors import PolicyError
 from cellwright.policies.explain import explain
 from cellwright.policies.loading import load_policy, policy_of_data, profile_names
 from cellwright.policies.narrowing import exceeds, narrow
 from cellwright.policies.policy import Evaluator, Isolation, Policy, check_policy
 from cellwright.policies.source.pure import is_plain_value, is_pure
+from cellwright.runner.request import Request
 from cellwright.runner.result import SandboxResult
 from tests.conftest import policy_named, with_limits
 
@@ -129,6 +132,62 @@ def test_what_takes_long_or_much_is_ended_and_falls_to_a_cell(code: str) -> None
         result = sandbox.execute(code)
         assert (result.evaluator, result.layers != ()) == ("", True)
         assert sandbox.execute("1 + 1").evaluator == "monty"
+
+
+def test_workers_are_few_and_each_expression_has_limits() -> None:
+    """Time, memory, depth and the answer of a worker: as the evaluator tells them to Monty."""
+    policy = with_limits(policy_named("strict", evaluator=MONTY), memory_bytes=16 << 20)
+    evaluator = MontyEvaluator(policy)
+    told: list[dict[str, Any]] = []
+    made = evaluator._made
+
+    class Recording:
+        def __init__(self, **given: Any) -> None:
+            told.append(given)
+            self._pool = made(**given)
+
+        def __enter__(self) -> "Recording":
+            self._pool.__enter__()
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            self._pool.__exit__(*error)
+
+        def checkout(self, **given: Any) -> Any:
+            told.append(given)
+            return self._pool.checkout(**given)
+
+    evaluator._made = Recording  # type: ignore[assignment]
+    answered = evaluator.evaluate(Request(code="1 + 1"))
+    assert answered is not None
+    assert (answered.value, answered.evaluator) == (2, "monty")
+    evaluator.close()
+    assert evaluator.evaluate(Request(code="1 + 1")) is None  # and no worker is started again
+    pool, limits = told
+    assert pool == {
+        "min_processes": 1, "max_processes": 4, "checkout_timeout": 0.01, "request_timeout": 1.0,
+        "max_checkouts_per_worker": 1000,
+    }  # fmt: skip
+    assert limits["limits"] == {
+        "max_feed_duration_secs": 0.05, "max_memory": 16 << 20, "max_recursion_depth": 100,
+        "max_suspensions": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", ["wall_seconds", "cpu_seconds"])
+def test_a_policy_that_allows_little_time_gets_cells(limit: str) -> None:
+    policy = with_limits(policy_named("strict", evaluator=MONTY), **{limit: 0.1})
+    evaluator = MontyEvaluator(policy)
+    assert evaluator.evaluate(Request(code="1 + 1")) is None
+    evaluator.close()
+
+
+def test_other_policies_languages_and_workspaces_get_cells(cells: Sandbox, tmp_path: Path) -> None:
+    assert cells.execute("1 + 1").evaluator == ""
+    policy = policy_named("strict", evaluator=MONTY)
+    with Sandbox(policy=policy, pool=0, workspaces=tmp_path / "kept") as sandbox:
+        assert sandbox.execute("1 + 1", workspace="mine").evaluator == ""
+        assert sandbox.execute("1", "sh").evaluator == ""
 
 
 def test_a_value_beyond_the_cap_falls_to_a_cell() -> None:
@@ -245,6 +304,7 @@ def test_it_is_off_in_every_profile_and_a_caller_can_only_narrow() -> None:
     assert "evaluator.monty: answering expressions outside a cell" in exceeds(on, off)
     assert not any("evaluator" in each for each in exceeds(off, on))
     own = Policy(isolation=Isolation(kernel="own"))
+    assert not narrow(on, msgspec.structs.replace(own, evaluator=MONTY)).evaluator.monty
     assert check_policy(narrow(on, own)).evaluator.monty is False
     with pytest.raises(
         PolicyError, match='evaluator.monty: cannot be combined with isolation.kernel = "own"'
