@@ -74,7 +74,8 @@ class Inspection:
     @property
     def cgroup_directory(self) -> Path | None:
         """The directory of the cgroup v2 tree; None on cgroup v1, or without cgroups."""
-        return getattr(self.cgroups, "_directory", None)
+        directory: str | None = getattr(self.cgroups, "_directory", None)
+        return Path(directory) if directory else None
 
     def launcher_pids(self) -> LauncherPids:
         """Return the pids of the launcher's processes; raises LauncherLost if they have ended."""
