@@ -95,7 +95,7 @@ class MontyEvaluator:
             if self._pool is None:
                 pool = self._made(
                     min_processes=1, max_processes=_WORKERS, checkout_timeout=_WAIT_SECONDS,
-                    max_checkouts_per_worker=_CALLS_PER_WORKER,
+                    request_timeout=_WORKER_SECONDS, max_checkouts_per_worker=_CALLS_PER_WORKER,
                 )  # fmt: skip
                 self._pool = pool.__enter__()
             return self._pool
