@@ -188,7 +188,7 @@ HOSTILE = {
         "libc.madvise(ctypes.c_void_p(m), ctypes.c_size_t(n), 15)\n"  # MADV_NOHUGEPAGE: a huge page of zeros
         # is no page to compare.  MADV_POPULATE_READ, Linux 5.14:
         "assert libc.madvise(ctypes.c_void_p(m), ctypes.c_size_t(n), 22) == 0",
-        "it never wrote",
+        "it never wrote|no answer within",  # an emulated host takes longer to compare so much
     ),
     "guard pages": (
         LIBC + "m = libc.mmap(None, 1 << 20, 3, 34, -1, 0)\n"
