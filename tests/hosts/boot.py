@@ -174,7 +174,8 @@ def run_host(name: str, disks: Disks, work: Path, options: argparse.Namespace) -
     status, ending = verdict(status_file, in_time, options.timeout)
     say(f"host {name}: {ending} after {time.monotonic() - started:.0f} s")
     if options.record:
-        results.keep(name, host.title, output)
+        user = options.user or host.user
+        results.keep(name, host.title + (f", but as {user}" if user != host.user else ""), output)
     return status
 
 
