@@ -133,8 +133,8 @@ class CallTrail:
         caller = call.caller
         for trail in call.trails:
             trail.record_formed(
-                call.terms.called, call.span, caller.id[:_ID_CHARACTERS], caller.depth, digest,
-                len(text),
+                call.terms.called, call.span,
+                (caller.id[:_ID_CHARACTERS], caller.depth, digest, len(text)),
             )  # fmt: skip
 
     def record_result(self, call: BrokerCall, size: int, hits: Hits) -> None:
@@ -145,7 +145,7 @@ class CallTrail:
         caller = call.caller
         for trail in call.trails:
             trail.record_formed(
-                call.terms.returned, call.span, caller.id[:_ID_CHARACTERS], caller.depth, size
+                call.terms.returned, call.span, (caller.id[:_ID_CHARACTERS], caller.depth, size)
             )
 
     def _record(self, action: str, call: BrokerCall, **details: Any) -> None:

@@ -136,7 +136,7 @@ class AuditLog(Closing):
             self._tell(self._on_entry)
         return kept
 
-    def record_formed(self, form: RecordForm, span: Span, *values: str | int) -> bool:
+    def record_formed(self, form: RecordForm, span: Span, values: tuple[str | int, ...]) -> bool:
         """Append one event of a form; `values` are its details, each a number or a short text.
 
         It does what `record` does; a log in memory leaves the work to the reader, since each call of a

@@ -416,7 +416,7 @@ def test_records_of_a_form_are_the_same_in_memory_and_in_a_file(tmp_path: Path) 
     with AuditLog(path=tmp_path / "a") as written, AuditLog() as kept:
         for log in (written, kept):
             log.record("c", "first")
-            assert log.record_formed(FORM, span, "\n" * 2000, 7)
+            assert log.record_formed(FORM, span, ("\n" * 2000, 7))
             log.record("c", "last")
     assert verify(tmp_path / "a")[0] == 3
     found = [
@@ -434,7 +434,7 @@ def test_what_matters_less_than_the_level_is_not_kept() -> None:
     log = AuditLog(level=AuditLevel.WARNING)
     log.record("c", "a")
     log.record("c", "b", level=AuditLevel.ERROR)
-    log.record_formed(FORM, span_of(None), "x", 1)
+    log.record_formed(FORM, span_of(None), ("x", 1))
     assert [entry.action for entry in log.get_entries()] == ["b"]
 
 
