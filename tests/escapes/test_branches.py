@@ -217,6 +217,9 @@ def test_a_hostile_layout_is_copied_whole_or_refused_by_name(sandbox: Sandbox, n
         made = source.execute(make + "\nx = 41")
         if made.session_lost:
             pytest.skip(f"the attack ended its own session: {made.reason}")
+        if not made.ok and "cgroup_memory" not in made.layers:
+            pytest.skip(f"without a cgroup a cell is not given so much: {made.error}")
+        assert made.ok, made.error
         (branch,) = source.branch()
         assert re.search(why, branch.not_copied), branch.not_copied
         assert branch.forked_by == ("memory" if not branch.not_copied else "replay")

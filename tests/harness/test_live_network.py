@@ -14,6 +14,7 @@ from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.policy import Network
 from cellwright.runner import egress_process
 from cellwright.testing import inspect
+from tests.conftest import policy_named
 from tests.network import NAME, Server, policy, resolving, serving, tcp
 
 OTHER = "other.example.org"
@@ -186,7 +187,10 @@ def test_changes_by_many_threads_while_programs_connect_leave_the_last_one_in_fo
 
 
 def test_a_sandbox_without_network_rules_has_none_to_change() -> None:
-    with Sandbox(pool=0) as box, pytest.raises(PolicyError, match="no network rules"):
+    with (
+        Sandbox(policy=policy_named("strict"), pool=0) as box,
+        pytest.raises(PolicyError, match="no network rules"),
+    ):
         box.network.allow(NAME)
     with (
         Sandbox(policy=policy(addresses=()), pool=0) as box,
