@@ -136,7 +136,8 @@ HOSTILE = {
     ),
     "huge sparse maps": (
         LIBC
-        + "for n in range(1, 20):\n  libc.mmap(ctypes.c_void_p(n << 41), 1 << 40, 3, 0x4022, -1, 0)",
+        + "for n in range(1, 20):\n"
+        + "  assert libc.mmap(ctypes.c_void_p(n << 41), 1 << 40, 3, 0x4022, -1, 0) == n << 41",
         "GiB",
     ),
     "the library of its calls replaced": (
