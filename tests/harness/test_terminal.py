@@ -121,7 +121,7 @@ def test_asyncio_callers_type_and_read(session: Session) -> None:
             waiting.cancel()
             await terminal.awrite("x\n")
             seen = b""
-            while b"x\r\nx" not in seen:
+            while b"x\r\nx\r\n" not in seen:
                 seen += await terminal.aread(timeout=_PATIENCE)
             await terminal.akill(signal.SIGTERM)
             while await terminal.aread(timeout=_PATIENCE):
