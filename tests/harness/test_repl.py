@@ -31,6 +31,9 @@ def environment(state: Path) -> dict[str, str]:
         "LC_ALL": "C.UTF-8",
         "PYTHONPATH": str(ROOT),
     }
+    # an ordinary user asks systemd for cgroups there
+    bus = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")
+    bare |= {name: os.environ[name] for name in bus if name in os.environ}
     return bare | {"XDG_STATE_HOME": str(state)}
 
 
