@@ -44,7 +44,7 @@ def test_a_host_holds_what_it_can_and_no_test_failed(name: str) -> None:
     result = RESULTS[name]
     assert holding(result) == HOLDS[name]
     assert result["tests"]["failed"] == 0
-    assert result["tests"]["passed"] > 300  # of tests/escapes and tests/runner alone
+    assert result["tests"]["passed"] > 200  # on an emulated aarch64, of branches, steps and posture
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKED))

@@ -134,4 +134,5 @@ def test_the_doctor_fails_with_the_command_that_repairs_it() -> None:
     assert findings["launcher"]["verdict"] == "FAIL"
     assert "sysctl user.max_user_namespaces is 0" in findings["launcher"]["proof"]
     assert "sysctl -w user.max_user_namespaces=" in findings["launcher"]["repair"]
-    assert set(findings) == {"python", "kernel", "machine", "launcher"}  # nothing else was tried
+    assert findings["verdict"]["verdict"] == "FAIL"
+    assert set(findings) == {"python", "kernel", "machine", "launcher", "verdict"}  # no layer was tried
