@@ -178,8 +178,10 @@ _SUPERVISION = ("tests/runner/test_supervision.py",)
 
 def _shared(kind: str) -> Edit:
     """Have cells enter the nursery's namespace of a kind, which the launcher has too, not their init's."""
-    names = [f"../../self/ns/{kind}" if name == kind else name for name in ("net", "ipc", "uts")]
-    return replace(_INITS, "Nursery._make", '("pid", *NAMES)', repr(("pid", *names)))
+    place = 1 + ("net", "ipc", "uts").index(kind)
+    own = f"own_namespaces(({kind!r},), self._proc)"
+    others = f"*namespaces[:{place}], *{own}, *namespaces[{place + 1}:]"
+    return replace(_INITS, "Nursery._make", "(pidfd, *namespaces))", f"(pidfd, {others}))")
 
 
 _USED_NETWORKS = _escapes("used_networks.py")

@@ -1,6 +1,5 @@
 """Processes and namespaces: clone, setns, unshare, close_range."""
 
-import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import contextlib
 import os
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-_CLONE_VM, _CLONE_FS, _CLONE_FILES = 0x00000100, 0x00000200, 0x00000400
 
 _ADDR_NO_RANDOMIZE = 0x0040000  # personality(2)
 _ASK = 0xFFFFFFFF
@@ -31,17 +29,15 @@ def without_randomized_addresses() -> Iterator[None]:
         libc.syscall("personality", before)
 
 
-def sleeper(flags: int) -> tuple[int, int]:
+def sleeper(flags: int, proc: int) -> tuple[int, int, int, int, int]:
     """Start a process in the new namespaces of `flags` that sleeps until it is killed; return its
-    pid and pidfd.
+    pidfd and its pid, net, ipc and uts namespaces.
 
     It is in pause(2) and executes nothing else, so it can share our memory and descriptors, and
-    costs next to nothing.  If we ignore SIGCHLD so does it.
+    costs next to nothing.  We have to ignore SIGCHLD, as it does then.  `proc` is /proc of our pid
+    namespace.  Raises OSError, whose filename says what was refused.
     """
-    try:
-        return _steps.sleeper(flags | _CLONE_VM | _CLONE_FS | _CLONE_FILES | _signal.SIGCHLD)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, "clone") from None
+    return _steps.sleeper(flags, proc)
 
 
 def copy_descriptor(process: int, descriptor: int) -> int:

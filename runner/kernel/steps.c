@@ -396,8 +396,8 @@ static int has_hung_up(int number)
 }
 
 /* Take the next init from the nursery: a pidfd and its pid, net, ipc and uts namespaces.  Pass over one that
- * was killed while it waited, or before its namespaces were open: then there is its pidfd alone.  When none
- * can be had tell `status`, in the nursery's own words where there are some. */
+ * was killed while it waited.  When none can be had tell `status`, in the nursery's own words where there are
+ * some. */
 static int take_init(struct launcher *launcher, int status, struct received *init)
 {
     for (int tries = 0; tries < MOST_TRIES; tries++) {
@@ -1033,21 +1033,68 @@ static PyObject *steps_address(PyObject *Py_UNUSED(module), PyObject *memory)
     return PyLong_FromVoidPtr(address);
 }
 
+/* What an init is made of, and what came of it. */
+struct nest {
+    int flags, proc;
+    int descriptors[1 + NAMESPACES]; /* -1: not open */
+    int error;
+    const char *refused;
+};
+
+/* Make namespaces and an init that sleeps in them, and open both; the caller waits, and has what is opened.
+ * Only who is in a namespace can open it without being dumpable, and an init that shares its memory with
+ * somebody dumpable shows a program its descriptors: so the caller's child goes there, and ends there. */
+static int make_nest(void *given)
+{
+    static const char *const names[NAMESPACES] = {"self/ns/pid_for_children", "self/ns/net", "self/ns/ipc", "self/ns/uts"};
+    static _Alignas(16) char stack[4096]; /* of all that sleep: none ever returns to it */
+    static const int shared = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_PIDFD | SIGCHLD;
+    struct nest *nest = given;
+    nest->refused = "unshare, for the namespaces of an init";
+    if (unshare(nest->flags))
+        goto failed;
+    nest->refused = "clone of an init";
+    if (clone((int (*)(void *))(void (*)(void))pause, stack + sizeof stack, shared, NULL, &nest->descriptors[0]) < 0)
+        goto failed;
+    nest->refused = "opening the namespaces of an init";
+    for (int n = 0; n < NAMESPACES; n++) {
+        nest->descriptors[1 + n] = openat(nest->proc, names[n], O_RDONLY | O_CLOEXEC);
+        if (nest->descriptors[1 + n] < 0)
+            goto failed;
+    }
+    nest->refused = NULL;
+    return 0;
+failed:
+    nest->error = errno;
+    return 1;
+}
+
 PyDoc_STRVAR(sleeper_doc,
-"sleeper(flags) -> (pid, pidfd)\n\n"
-"Start a process by clone(2) with `flags` that is in pause(2) until it is killed.  It executes nothing else,\n"
-"so it may share memory and descriptors with this one.  Raises OSError.");
+"sleeper(flags, proc) -> (pidfd, pid, net, ipc, uts)\n\n"
+"Start a process in new namespaces, those of `flags`, that is in pause(2) until it is killed.  It executes nothing\n"
+"else, so it shares memory and descriptors with this one, which has to ignore SIGCHLD; return its pidfd and\n"
+"namespaces.  `proc` is /proc of this pid namespace.  Raises OSError, whose filename says what was refused.");
 
 static PyObject *steps_sleeper(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    static _Alignas(16) char stack[4096]; /* of all that sleep: none ever returns to it */
-    int flags, pidfd = -1;
-    if (!PyArg_ParseTuple(arguments, "i", &flags))
+    static _Alignas(16) char stack[16384];
+    static const int waits = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_VFORK | SIGCHLD;
+    struct nest nest = {.descriptors = {-1, -1, -1, -1, -1}, .error = ESRCH, .refused = "clone for an init"};
+    if (!PyArg_ParseTuple(arguments, "ii", &nest.flags, &nest.proc))
         return NULL;
-    int pid = clone((int (*)(void *))(void (*)(void))pause, stack + sizeof stack, flags | CLONE_PIDFD, NULL, &pidfd);
-    if (pid < 0)
-        return PyErr_SetFromErrno(PyExc_OSError);
-    return Py_BuildValue("(ii)", pid, pidfd);
+    if (clone(make_nest, stack + sizeof stack, waits, &nest) < 0)
+        nest.error = errno;
+    if (nest.refused) {
+        if (nest.descriptors[0] >= 0)
+            (void)syscall(NR_PIDFD_SEND_SIGNAL, nest.descriptors[0], SIGKILL, NULL, 0);
+        for (int n = 0; n <= NAMESPACES; n++)
+            if (nest.descriptors[n] >= 0)
+                (void)close(nest.descriptors[n]);
+        errno = nest.error;
+        return PyErr_SetFromErrnoWithFilename(PyExc_OSError, nest.refused);
+    }
+    int *made = nest.descriptors;
+    return Py_BuildValue("(iiiii)", made[0], made[1], made[2], made[3], made[4]);
 }
 
 static PyMethodDef functions[] = {

@@ -12,6 +12,7 @@ guest, and one that has moved into a cell's namespaces cannot make new ones.
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import _socket
+import contextlib
 import os
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ from ..messages import Failed, InitMade, encode
 from .networks import NetworkNamespaces
 
 _READY = 2  # a new network namespace takes 0.2 to 0.5 ms: not while somebody waits for a cell
-_ANOTHER = b"+"
+_TRIES = 3
 NAMES = ("net", "ipc", "uts")
 _NETWORK = 1  # among the descriptors of an init's namespaces
 NAMESPACES = (
@@ -41,7 +42,7 @@ class Nursery:
         self._launcher = launcher
         self._proc = proc
         self._now = Now()
-        (home,) = open_namespaces("self", ("net",), proc)
+        (home,) = own_namespaces(("net",), proc)
         self._networks = NetworkNamespaces(proc, home, cells_per_network)
 
     def serve(self, last_capability: int, program: bytes) -> NoReturn:
@@ -64,7 +65,9 @@ class Nursery:
     def _make(self) -> None:
         cells = self._networks.enter_used()
         try:
-            pid, pidfd = self._clone(NAMESPACES & ~processes.CLONE_NEWNET if cells else NAMESPACES)
+            pidfd, *namespaces = self._sleeper(
+                NAMESPACES & ~processes.CLONE_NEWNET if cells else NAMESPACES
+            )
         except OSError as error:
             failed = Failed(error.errno or 0, error.filename)
             channel.send(self._launcher, encode(failed))
@@ -72,39 +75,23 @@ class Nursery:
         finally:
             if cells:
                 self._networks.go_home()
-        namespaces: list[int] = []
-        answer: InitMade | Failed = InitMade()
-        try:
-            namespaces = open_namespaces(str(pid), ("pid", *NAMES), self._proc)
-        except OSError as error:  # it was killed: the launcher asks for another
-            answer = Failed(error.errno or 0, "opening the namespaces of an init")
-        channel.send(self._launcher, encode(answer), (pidfd, *namespaces))
-        kept: tuple[int, ...] = ()
-        if namespaces:
-            kept = self._networks.lend(pidfd, namespaces[_NETWORK], cells + 1)
+        channel.send(self._launcher, encode(InitMade()), (pidfd, *namespaces))
+        kept = self._networks.lend(pidfd, namespaces[_NETWORK], cells + 1)
         for descriptor in {pidfd, *namespaces}.difference(kept):
             os.close(descriptor)
 
-    def _clone(self, namespaces: int) -> tuple[int, int]:
+    def _sleeper(self, namespaces: int) -> tuple[int, ...]:
         privileges.set_process_name(self._now, "cell-init")
         try:
-            return processes.sleeper(namespaces)
+            for _ in range(_TRIES - 1):
+                with contextlib.suppress(ProcessLookupError):  # the child that makes it was killed
+                    return processes.sleeper(namespaces, self._proc)
+            return processes.sleeper(namespaces, self._proc)
         finally:
             privileges.set_process_name(self._now, "cell-nursery")
 
 
-def open_namespaces(process: str, names: tuple[str, ...], proc: int) -> list[int]:
-    """Open namespaces of a process that is like ourselves: all of them, or raise OSError."""
-    privileges.make_dumpable(Now())  # one that hides from others hides from its like (ptrace(2))
-    opened: list[int] = []
-    try:
-        for name in names:
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            opened.append(os.open(f"{process}/ns/{name}", flags, dir_fd=proc))
-        return opened
-    except OSError:
-        for descriptor in opened:
-            os.close(descriptor)
-        raise
-    finally:
-        privileges.make_undumpable(Now())
+def own_namespaces(names: tuple[str, ...], proc: int) -> list[int]:
+    """Open namespaces of this process; raises OSError, after which it may not go on."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    return [os.open(f"self/ns/{name}", flags, dir_fd=proc) for name in names]

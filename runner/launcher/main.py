@@ -28,7 +28,7 @@ from ..kernel.now import Now
 from ..kernel.steps import Steps
 from ..messages import Boot, Booted, Failed, SharedFilesMade, Viewed, Views, decode, encode
 from ..shared_files import SKILLS
-from .inits import NAMES, Nursery, open_namespaces
+from .inits import NAMES, Nursery, own_namespaces
 from .root import enter_new_root
 from .views import ViewError
 
@@ -80,6 +80,7 @@ def main(
             _keep(pid, sock, boot.host_uid)
         facts = _settle(boot, sock)
         nursery = _part_from_nursery(facts, boot.cells_per_network)
+        privileges.make_undumpable(Now())
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(
                 boot.plan, CONTROL,
@@ -88,7 +89,7 @@ def main(
         if not boot.is_for_one_cell:
             gc.collect()
         steps = confinement(facts)
-        home = open_namespaces("self", NAMES, facts.host_proc)
+        home = own_namespaces(NAMES, facts.host_proc)
         if not boot.is_for_one_cell:
             _share_page_tables()
         serve(facts, steps, sock.fileno(), nursery.fileno(), keeper, home)

@@ -144,7 +144,10 @@ class Injector:
     def _role(self, pid: int) -> str:
         if pid not in self._roles:
             line = line_of(pid, self.supervisor)
-            self._roles[pid] = ROLES[min(len(line), len(ROLES)) - 1]
+            of_nursery = (
+                Path(f"/proc/{pid}/comm").read_text() == "cell-init\n"
+            )  # the child that it waits for
+            self._roles[pid] = "nursery" if of_nursery else ROLES[min(len(line), len(ROLES)) - 1]
         return self._roles[pid]
 
 

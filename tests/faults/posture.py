@@ -7,7 +7,6 @@ from typing import Any
 
 from cellwright import Sandbox
 from cellwright.testing import inspect
-from tests.conftest import soon
 from tests.escapes.live_cell import NAMESPACES, LiveCell, children, status
 
 _CONFINED = (
@@ -46,11 +45,7 @@ seen
 
 
 def posture(living: LiveCell) -> dict[str, Any]:
-    """Return the facts that must be the same in every cell of a policy.
-
-    While the nursery makes another init, it does not hide from its like: that is waited for.
-    """
-    soon(lambda: _hides(living.nursery))
+    """Return the facts that must be the same in every cell of a policy."""
     here = os.getpid()
     guest = f"/proc/{living.guest}"
     return {
@@ -91,11 +86,6 @@ def _descriptors(pid: int) -> dict[str, str]:
     """Return the kind of each; Python opens /dev/urandom itself once getrandom(2) has failed."""
     opened = {n: os.readlink(f"/proc/{pid}/fd/{n}") for n in os.listdir(f"/proc/{pid}/fd")}
     return {n: name.partition(":")[0] for n, name in opened.items() if name != "/dev/urandom"}
-
-
-def _hides(pid: int) -> bool:
-    """Tell whether it is not dumpable: the owner of /proc/PID/mem says so (proc(5))."""
-    return os.stat(f"/proc/{pid}/mem").st_uid == 0
 
 
 def _shared(pid: int, other: int) -> list[str]:

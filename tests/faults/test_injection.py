@@ -21,6 +21,7 @@ FATAL = (
     ("keeper", "unshare", 0, errno.EPERM), ("keeper", "clone", 0, errno.EAGAIN),
     ("nursery", "mount", 0, errno.EPERM), ("nursery", "pivot_root", 0, errno.EINVAL), ("nursery", "mount_setattr", 0, errno.ENOSYS),
     ("nursery", "setresgid", 0, errno.EPERM), ("nursery", "unshare", 2, errno.ENOSPC),
+    ("nursery", "clone", 1, errno.EAGAIN), ("nursery", "clone", 2, errno.EAGAIN), ("nursery", "unshare", 3, errno.ENOSPC),
     ("launcher", "setns", 0, errno.EPERM), ("launcher", "clone3", 0, errno.EAGAIN),
     ("guest", "close_range", 0, errno.ENOSYS), ("guest", "write", 1, errno.ENOSPC), ("guest", "unshare", 0, errno.EPERM),
     ("guest", "setsid", 0, errno.EPERM), ("guest", "fsmount", 2, errno.EPERM), ("guest", "sendmsg", 0, errno.ETOOMANYREFS),
@@ -28,7 +29,7 @@ FATAL = (
     ("guest", "capset", 0, errno.EPERM), ("guest", "landlock_restrict_self", 0, errno.E2BIG), ("guest", "seccomp", 0, errno.EINVAL),
 )  # fmt: skip
 # Those after which all is well, because there is another way, or no need.
-HARMLESS = (("nursery", "clone", 2, errno.EAGAIN), ("guest", "madvise", 0, errno.ENOSYS))
+HARMLESS = (("nursery", "clone", 3, errno.EAGAIN), ("guest", "madvise", 0, errno.ENOSYS))
 # Those that end a launcher which may have said already that it is ready: then another one takes over.
 ENDING = (
     ("nursery", "capset", 0, errno.EPERM), ("nursery", "seccomp", 0, errno.ENOMEM), ("launcher", "setns", 4, errno.ENOMEM),

@@ -343,10 +343,16 @@ def test_every_number_gets_what_the_table_says_of_init() -> None:
 @pytest.mark.parametrize(
     ("call", "arguments", "expected"),
     [
-        ("clone", (0x6C001711,), ALLOW),  # processes.sleeper, with CLONE_NEWNET
-        ("clone", (0x2C001711,), ALLOW),  # without
-        ("clone", (0x7C001711,), EPERM),  # with CLONE_NEWUSER too
-        ("clone", (0x6C001611,), EPERM),  # without CLONE_VM
+        ("clone", (0x00004711,), ALLOW),  # processes.sleeper: a child that is waited for
+        ("clone", (0x00001711,), ALLOW),  # the init
+        ("clone", (0x6C001711,), EPERM),  # with namespaces
+        ("clone", (0x00001611,), EPERM),  # without CLONE_VM
+        ("unshare", (0x6C000000,), ALLOW),  # CLONE_NEWPID, NEWNET, NEWIPC, NEWUTS
+        ("unshare", (0x2C000000,), ALLOW),  # without CLONE_NEWNET
+        ("unshare", (0x7C000000,), EPERM),  # with CLONE_NEWUSER too
+        ("unshare", (0x00020000,), EPERM),  # CLONE_NEWNS
+        ("prctl", (15, 1), ALLOW),  # PR_SET_NAME
+        ("prctl", (4, 1), EPERM),  # PR_SET_DUMPABLE: an init is of the same memory
         ("setns", (7, 0x40000000), ALLOW),  # CLONE_NEWNET
         ("setns", (7, 0), EPERM),
         ("setns", (7, 0x10000000), EPERM),

@@ -1,4 +1,5 @@
-"""Pid 1 has the guest's uid and shares its descriptors and memory with the nursery: list them, read it."""
+"""Pid 1 has the guest's uid and shares its descriptors and memory with the nursery: list them, read it, again and
+again, for the nursery may have a moment in which it hides nothing."""
 
 import contextlib
 import json
@@ -6,8 +7,10 @@ import os
 
 _SECRETS = ("mem", "maps", "environ", "auxv", "stack")
 seen = []
-with contextlib.suppress(OSError):
-    seen.append(f"descriptors {os.listdir('/proc/1/fd')}")
+for _ in range(2000):
+    with contextlib.suppress(OSError):
+        seen.append(f"descriptors {os.listdir('/proc/1/fd')}")
+        break
 for name in _SECRETS:
     with contextlib.suppress(OSError), open(f"/proc/1/{name}", "rb") as file:
         seen.append(f"{name} {len(file.read(1))}")
