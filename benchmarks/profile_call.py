@@ -47,8 +47,10 @@ class _Observer:
         """Add one."""
         self.moments.append(time.thread_time())
         if self._counted:
+            sys.setprofile(None)  # first: to copy a Counter takes four Python calls
             self.counts.append(self._calls.copy())
-            sys.setprofile(self._note if len(self.counts) < self._counted else None)
+            if len(self.counts) < self._counted:
+                sys.setprofile(self._note)
         return n + 1
 
     def _note(self, frame: FrameType, event: str, _: Any) -> None:
