@@ -181,7 +181,7 @@ def _shared(kind: str) -> Edit:
     place = 1 + ("net", "ipc", "uts").index(kind)
     own = f"own_namespaces(({kind!r},), self._proc)"
     others = f"*namespaces[:{place}], *{own}, *namespaces[{place + 1}:]"
-    return replace(_INITS, "Nursery._make", "(pidfd, *namespaces))", f"(pidfd, {others}))")
+    return replace(_INITS, "Nursery._make", "(pidfd, *namespaces)", f"(pidfd, {others})")
 
 
 _USED_NETWORKS = _escapes("used_networks.py")
@@ -201,7 +201,7 @@ MUTATIONS = (
     # The launcher may not leave its own pid namespace for one that it is in already, so that cells enter
     # another namespace a second time; and a new /proc is refused them in the launcher's.
     Mutation("pid_ns", _NAMESPACES_DIFFER, (
-        replace(_INITS, "Nursery._make", '("pid", *NAMES)', '("ipc", *NAMES)'),
+        replace(_INITS, "Nursery._make", "(pidfd, *namespaces)", "(pidfd, namespaces[2], *namespaces[1:])"),
         replace(
             _ENTER, "_mount_own_filesystems",
             'mounts.new(do, "proc", _HARD | mounts.NOEXEC | mounts.RDONLY, subset="pid")',

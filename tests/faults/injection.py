@@ -144,11 +144,17 @@ class Injector:
     def _role(self, pid: int) -> str:
         if pid not in self._roles:
             line = line_of(pid, self.supervisor)
-            of_nursery = (
-                Path(f"/proc/{pid}/comm").read_text() == "cell-init\n"
-            )  # the child that it waits for
-            self._roles[pid] = "nursery" if of_nursery else ROLES[min(len(line), len(ROLES)) - 1]
+            depth = 1 if _makes_an_init(pid) else min(len(line), len(ROLES)) - 1
+            self._roles[pid] = ROLES[depth]
         return self._roles[pid]
+
+
+def _makes_an_init(pid: int) -> bool:
+    """Tell whether it is the child that the nursery waits for; False if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == "cell-init\n"
+    except OSError:
+        return False
 
 
 def line_of(pid: int, supervisor: int) -> list[int]:
