@@ -91,8 +91,9 @@ class Pool:
         """Wait until every used cell is gone and the pool is as full as it gets."""
         with self._lock:
             self._asked_at = time.monotonic() - _QUIET_SECONDS
-            self._wake_all()
-            self._changed.wait_for(self._is_settled)
+            if not self._is_settled():  # else the next call would compete with two threads
+                self._wake_all()
+                self._changed.wait_for(self._is_settled)
 
     def close(self) -> None:
         """Stop, and take down every parked or served cell."""

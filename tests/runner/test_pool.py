@@ -101,6 +101,18 @@ def test_without_a_pool_what_served_is_gone_at_once() -> None:
     pool.close()
 
 
+def test_a_settled_pool_wakes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would compete with the call that comes next."""
+    pool = pool_of(Workshop(), size=2)
+    pool.settle()
+    woken: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "_wake_all", lambda: woken.append(True))
+        pool.settle()
+    assert not woken
+    pool.close()
+
+
 def test_a_parked_cell_that_died_is_not_lent() -> None:
     workshop = Workshop()
     pool = pool_of(workshop, size=2)
