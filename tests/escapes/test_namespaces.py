@@ -72,7 +72,7 @@ def test_the_host_name_is_generic(strict: Sandbox) -> None:
 LISTING = """
 import os
 seen = 0
-for _ in range(20_000):
+for _ in range(1_000):
     try:
         os.listdir("/proc/1/fd")
         seen += 1
@@ -87,10 +87,10 @@ def test_init_shows_nothing_while_others_are_made(standard: Sandbox) -> None:
     namespaces of another init were opened."""
     assert os.listdir("/proc/self/fd")
     with standard.session() as session, ThreadPoolExecutor(1) as others:
-        listing = others.submit(session.execute, LISTING)
-        while not listing.done():
+        listings = others.submit(lambda: [session.execute(LISTING).value for _ in range(10)])
+        while not listings.done():
             assert standard.execute("1 + 1").value == 2
-    assert listing.result().value == 0
+    assert listings.result() == [0] * 10
 
 
 def test_the_cgroups_of_init_tell_nothing_of_the_host(strict: Sandbox) -> None:
