@@ -115,7 +115,7 @@ def run_once() -> Outcome:
             run = box.start(PROGRAM)
             output = run.output()
             seen = {}
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError, LauncherLost):
+            with contextlib.suppress(OSError, LauncherLost):
                 if next(output, None):  # it may end while we look: then its result says why
                     seen = posture(living_in(box))
             if seen:
