@@ -135,8 +135,12 @@ class Chaos:
             for language in languages()
             for _ in range(parked.get(language, OTHERS_CELLS) + 1)
         ]
+        python = [call for call in calls if call.language == "python"]
         self._settle()  # what was killed last has died by now
-        for call, cells in itertools.product(calls, (self._made, self._shared)):
+        for call, cells in (
+            *itertools.product(calls, (self._made, self._shared)),
+            *itertools.product(python, (self._living, self._equipped)),
+        ):
             if why := _why_not(cells, call):
                 self._wrong.append(f"{call.language} does not run again: {why}")
 
