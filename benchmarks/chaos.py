@@ -23,7 +23,7 @@ from ..runner.settings import PauseSettings, PoolSettings
 from ..runner.supervisors import OTHERS_CELLS
 from . import checkpoints, faults
 from .callers import WELL, Probe, Prober, ProbeResult, drawn, languages
-from .census import Census
+from .census import Census, use_one_heap
 from .checkpoints import Period
 from .conversations import (
     Talk,
@@ -196,6 +196,7 @@ def _judged(answer: ProbeResult) -> tuple[str, str]:
 def measure(settings: Settings) -> Report:
     """Return verdicts on so many minutes with faults, and what was seen at each checkpoint."""
     rows: list[tuple[Value, ...]] = []
+    use_one_heap()
     with own_temporary_files():
         seen, done = _leak_check(settings, rows)
     return Report(

@@ -258,8 +258,9 @@ class Finished(_Frame, frozen=True):
     # (MIME type, content) of the value, and figures
     pictures: Annotated[tuple[tuple[str, bytes], ...], msgspec.Meta(max_length=MOST_PICTURES)] = ()
     nonce: str = ""
-    # Last: bash writes what it has at a newline, which a status of 10 is, and a frame is one write(2).
+    # Bash's last: it writes what it has at a newline, as status 10 is, and a frame is one write(2).
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    dropped_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # of the representation
 
 
 Status = Ready | WaysOut | Failed | Ended

@@ -52,6 +52,8 @@ def conclude(
         output_bytes += each.total_bytes
         if lost := each.dropped_bytes:
             truncated[each.name] = lost
+    if finished.dropped_bytes:
+        truncated["value"] = finished.dropped_bytes
     usage = _usage(counted.usage, output_bytes, execution_time)
     end = _end(seen, exit_code, signal_number, counted.oom_kills, usage, limits)
     drawn = finished.pictures

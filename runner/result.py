@@ -96,7 +96,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     outside.  `execution_time` is wall time in seconds from the request to the last trace of the
     cell; `files` are those below /workspace that it made or changed, `artifacts` what was collected of
     them, `uncollected` what `collect` asked for and could not be brought; `truncated` counts the
-    bytes dropped per stream; `layers` are the layers in force.
+    bytes dropped of each stream and of the value; `layers` are the layers in force.
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
     ended with this request.  `notices`: what was changed in the source, and what to use in place of

@@ -23,7 +23,14 @@ from ...runner.result import SandboxResult
 from ...runner.workspace import Artifact
 from ..sandbox.session import Session
 from ..state import state_directory
-from ..text.terminal import StreamPrinter, harmless, notice_lines, result_line, violation_lines
+from ..text.terminal import (
+    StreamPrinter,
+    dropped,
+    harmless,
+    notice_lines,
+    result_line,
+    violation_lines,
+)
 from .artifacts import without_text_forms, write_artifacts
 from .options import FAILED, SUCCEEDED
 from .packages import packages_of_calls
@@ -321,6 +328,7 @@ def _used(result: SandboxResult) -> str:
         f"CPU {usage.cpu_user_seconds + usage.cpu_system_seconds:.2f} s",
         f"peak {usage.memory_peak_bytes / 1024 / 1024:.1f} MiB",
         f"{usage.output_bytes:,} bytes of output",
+        *dropped(result),
     ]
     return " · ".join(parts)
 

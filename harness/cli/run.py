@@ -15,6 +15,7 @@ from ..text.terminal import (
     EventPrinter,
     StreamPrinter,
     connection_lines,
+    dropped,
     harmless,
     hint_lines,
     notice_lines,
@@ -157,18 +158,25 @@ def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> 
         connections = connection_lines(result) if options.verbose else ()
         lines = (*connections, *violation_lines(result), result_line(result))
         print(*lines, *hint_lines(result), sep="\n", file=sys.stderr)
-    elif result.violations:
-        count = sum(each.count for each in result.violations)
-        attempts = f"{count:,} attempts were" if count > 1 else "1 attempt was"
-        print(f"cellwright: {attempts} refused; use -v to list", file=sys.stderr)
+    else:
+        _say_what_is_missing(result)
     if options.output or not as_json:  # JSON has the content of the artifacts
         _write_artifacts(result, options)
     return SUCCEEDED if result.ok and _is_workspace_saved(result) else FAILED
 
 
+def _say_what_is_missing(result: SandboxResult) -> None:
+    for each in dropped(result):
+        print(f"cellwright: {each}", file=sys.stderr)
+    if result.violations:
+        count = sum(each.count for each in result.violations)
+        attempts = f"{count:,} attempts were" if count > 1 else "1 attempt was"
+        print(f"cellwright: {attempts} refused; use -v to list", file=sys.stderr)
+
+
 def _has_only_a_value(result: SandboxResult) -> bool:
     """Tell whether the program printed nothing, so that only its value can be shown."""
-    return result.value is not None and not (result.stdout or result.stderr or result.truncated)
+    return result.value is not None and not (result.stdout or result.stderr)
 
 
 def _is_workspace_saved(result: SandboxResult) -> bool:

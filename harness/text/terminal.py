@@ -87,9 +87,12 @@ def result_line(result: SandboxResult) -> str:
         parts.append(f"value {harmless(repr(result.value))[:200]}")
     parts.append(f"{result.execution_time * 1000:.1f} ms")
     parts.append(f"peak {result.usage.memory_peak_bytes / 1024 / 1024:.1f} MiB")
-    if result.truncated:
-        parts.append(f"dropped {sum(result.truncated.values())} bytes of output")
-    return "cellwright: " + " · ".join(parts)
+    return "cellwright: " + " · ".join((*parts, *dropped(result)))
+
+
+def dropped(result: SandboxResult) -> list[str]:
+    """Return what was dropped of the streams and of the value, each as a part of a sentence."""
+    return [f"dropped {lost:,} bytes of {name}" for name, lost in result.truncated.items()]
 
 
 def hint_lines(result: SandboxResult) -> list[str]:

@@ -15,12 +15,13 @@ from msgspec.structs import replace
 from ..messages import NOT_JSON, Finished
 from .exchange import PROGRAM
 from .pictures import pictures
-from .values import NotPlain, plain
+from .values import SCALARS, TEXT, NotPlain, plain
 
 _CO_COROUTINE = 128  # as in `inspect`, which would make the launcher larger and its start longer
 _ERROR_BYTES = 1000
 _TRACEBACK_BYTES = 50_000
 _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False)
+_WITHOUT_NAMES = SCALARS | {float}
 _ENCLOSING: dict[int, object] = {}  # lists and mappings around a value, so that a cycle is noticed
 # What `_JSON` makes for each value anew, which costs each cell 13 pages (measured); CPython's own.
 _PIECES = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
@@ -110,7 +111,7 @@ def _value(value: object, limit: int) -> Finished:
         return Finished(None, None, None, None)
     try:
         text = "".join(_PIECES(value, 0)).encode()
-        if len(text) <= limit:
+        if len(text) <= limit and not _has_equal_names(value):
             return Finished(text, None, None, None)
     except (TypeError, ValueError, RecursionError):
         pass
@@ -120,7 +121,26 @@ def _value(value: object, limit: int) -> Finished:
         representation = repr(value)
     except BaseException as error:  # noqa: BLE001 - a guest's __repr__ may do anything
         return _raised(error)
-    return Finished(None, _fit(representation, limit), None, None)
+    cut = _fit(representation, limit)
+    dropped = 0 if len(cut) == len(representation) else _bytes_of(representation) - _bytes_of(cut)
+    return Finished(None, cut, None, None, dropped_bytes=dropped)
+
+
+def _has_equal_names(value: object) -> bool:
+    """Tell whether two keys of a dictionary in `value`, such as 1 and "1", have one name in JSON."""
+    if isinstance(value, dict):
+        if not TEXT.issuperset(map(type, value)):
+            names = {key if isinstance(key, str) else json.dumps(key) for key in value}
+            if len(names) < len(value):
+                return True
+        value = list(value.values())
+    if not isinstance(value, list | tuple) or _WITHOUT_NAMES.issuperset(map(type, value)):
+        return False
+    return any(map(_has_equal_names, value))
+
+
+def _bytes_of(text: str) -> int:
+    return len(text.encode("utf-8", "backslashreplace"))
 
 
 def _plain(value: object, limit: int) -> tuple[Finished, int]:

@@ -6,12 +6,13 @@
   const [language, given] = process.argv.slice(1);
   const fs = require("fs"), vm = require("vm"), util = require("util"), path = require("path");
   const nil = Buffer.from([0xc0]);
-  const sized = (mark, data) => { // msgpack: bin 32 or str 32
+  const marked = (mark, number) => {
     const head = Buffer.alloc(5);
     head[0] = mark;
-    head.writeUInt32BE(data.length, 1);
-    return Buffer.concat([head, data]);
+    head.writeUInt32BE(number, 1);
+    return head;
   };
+  const sized = (mark, data) => Buffer.concat([marked(mark, data.length), data]); // msgpack: bin 32 or str 32
   const text = (string) => (string === null ? nil : sized(0xdb, Buffer.from(string)));
   const fit = (string, bytes) => Buffer.from(string).subarray(0, bytes).toString().replace(/\ufffd+$/, "");
   const PACKET = 65536; // channel.PACKET_BYTES
@@ -22,10 +23,11 @@
       fs.writeSync(3, Buffer.concat([Buffer.from([more]), frame.subarray(start, start + size)]));
     }
   };
-  const send = ({ value = null, representation = null, error = null, trace = null, well = 0xc2, code = 0, nonce = "" }) => {
+  const send = ({ value = null, representation = null, dropped = 0, error = null, trace = null, well = 0xc2, code = 0, nonce = "" }) => {
     const frame = Buffer.concat([
-      Buffer.from([0x99]), text("Finished"), value === null ? nil : sized(0xc6, value),
+      Buffer.from([0x9a]), text("Finished"), value === null ? nil : sized(0xc6, value),
       text(representation), text(error), text(trace), Buffer.from([well, 0x90]), text(nonce), Buffer.from([0xcc, code]),
+      marked(0xce, Math.min(dropped, 0xffffffff)), // uint 32
     ]);
     try { post(frame); } catch { } // the program may have closed it
   };
@@ -50,7 +52,9 @@
     let json;
     try { json = plain && typeof value !== "function" ? JSON.stringify(value) : undefined; } catch { json = undefined; }
     if (json !== undefined && Buffer.byteLength(json) <= limit) return { value: Buffer.from(json) };
-    return { representation: fit(util.inspect(value), limit) };
+    const shown = util.inspect(value);
+    const cut = fit(shown, limit);
+    return { representation: cut, dropped: Buffer.byteLength(shown) - Buffer.byteLength(cut) };
   };
   const stripped = (source, filename) => {
     if (language !== "typescript") return source;

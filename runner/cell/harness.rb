@@ -14,23 +14,32 @@ lambda do |given|
       control.syswrite(more.b + frame.byteslice(start, size))
     end
   end
-  send = lambda do |value: nil, representation: nil, error: nil, trace: nil, well: false, code: 0, nonce: ""|
+  send = lambda do |value: nil, representation: nil, dropped: 0, error: nil, trace: nil, well: false, code: 0, nonce: ""|
     bytes = value.nil? ? "\xC0".b : [0xC6, value.bytesize].pack("CN") + value.b
-    frame = "\x99".b + text["Finished"] + bytes + text[representation] + text[error] + text[trace]
+    frame = "\x9A".b + text["Finished"] + bytes + text[representation] + text[error] + text[trace]
     frame += [well ? 0xC3 : 0xC2, 0x90].pack("C*") + text[nonce] + [0xCC, code & 0xFF].pack("C*")
+    frame += [0xCE, [dropped, 0xFFFFFFFF].min].pack("CN")
     post[frame]
   rescue SystemCallError, IOError
     nil # the program may have closed it
   end
   fit = ->(string, bytes) { string.byteslice(0, bytes).scrub("") }
+  equal_names = lambda do |value| # 1 and "1" have one name in JSON
+    case value
+    when Hash then value.keys.map(&:to_s).uniq.size < value.size || value.values.any?(&equal_names)
+    when Array then value.any?(&equal_names)
+    end
+  end
   told = lambda do |value, limit|
     next {} if value.nil?
 
     plain = [String, Numeric, TrueClass, FalseClass, Array, Hash].any? { |kind| kind === value }
     json = plain ? (JSON.generate(value) rescue nil) : nil
-    next { value: json } if json && json.bytesize <= limit
+    next { value: json } if json && json.bytesize <= limit && !equal_names[value]
 
-    { representation: fit[value.inspect, limit] }
+    shown = value.inspect
+    cut = fit[shown, limit]
+    { representation: cut, dropped: shown.bytesize - cut.bytesize }
   end
   failure = lambda do |error|
     trace = error.full_message(highlight: false, order: :top).lines.grep_v(/^\tfrom -e:/).join

@@ -19,7 +19,7 @@ _SHOWN = 80
 SCALARS = frozenset(
     (str, int, bool, type(None))
 )  # of JSON, without floats, which may be no numbers
-_TEXT = frozenset((str,))
+TEXT = frozenset((str,))
 _QUICK = msgspec.json.Encoder().encode
 
 
@@ -30,7 +30,7 @@ def quick_json(value: Any) -> bytes | None:
     None for any other value, and for one that is not JSON.
     """
     if type(value) is dict:
-        is_quick = SCALARS.issuperset(map(type, value.values())) and _TEXT.issuperset(
+        is_quick = SCALARS.issuperset(map(type, value.values())) and TEXT.issuperset(
             map(type, value)
         )
     else:

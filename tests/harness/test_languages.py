@@ -59,6 +59,25 @@ def test_ruby_reads_and_writes_utf_8(sandbox: Sandbox) -> None:
     assert (result.stdout, result.value) == ("é\n", ["\N{SNOWMAN}", 1, True]), result
 
 
+@RUBY
+def test_a_hash_whose_keys_have_one_name_in_json_is_shown_as_ruby_does(sandbox: Sandbox) -> None:
+    assert sandbox.execute("[{1=>2, '1'=>3}]", "ruby").value == '[{1=>2, "1"=>3}]'
+
+
+@pytest.mark.parametrize(
+    ("language", "program"),
+    [  # node itself shortens long text, and says so
+        pytest.param("javascript", "Object.fromEntries(Array.from({length: 1e5}, (_, n) => [n, 1e9]))", marks=JAVASCRIPT),
+        pytest.param("ruby", "(0...100_000).to_h { |n| [n, 10 ** 9] }", marks=RUBY),
+    ],
+)  # fmt: skip
+def test_what_a_value_lost_is_counted(sandbox: Sandbox, language: str, program: str) -> None:
+    result = sandbox.execute(program, language)
+    assert result.ok, result
+    assert len(result.value) == sandbox.policy.limits.value_bytes
+    assert result.truncated["value"] > 400_000
+
+
 EXITS = {"javascript": "process.exit(7)", "ruby": "exit 7", "bash": "exit 7", "sh": "exit 7"}
 
 

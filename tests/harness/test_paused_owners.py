@@ -104,6 +104,23 @@ def test_states_that_were_given_up_are_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_states_that_need_their_sandbox_are_removed_when_it_is_closed(tmp_path: Path) -> None:
+    ours = PausedStates(PauseSettings(tmp_path))
+    tokens = [PauseToken.new() for _ in range(4)]
+    for token, is_own, is_bound in zip(
+        tokens, (False, False, True, True), (False, True, True, True), strict=True
+    ):
+        with ours.writing(token, is_own=is_own, is_bound=is_bound) as writer:
+            writer.add(state_file.END)
+    for token in tokens[2:]:
+        ours.give_away(token, is_bound=True)
+    ours.remove(tokens[3])
+    assert exit_code_of(ours.close) == 0
+    assert len(states(tmp_path)) == 3
+    ours.close()
+    assert [each.name for each in tmp_path.iterdir()] == [f"{tokens[0].id}.session"]
+
+
 def test_a_forked_child_removes_nothing_of_its_parent(tmp_path: Path) -> None:
     ours = PausedStates(PauseSettings(tmp_path))
     token = written(ours)

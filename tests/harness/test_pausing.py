@@ -481,8 +481,14 @@ def test_a_session_without_a_pausable_sandbox_needs_its_launcher(tmp_path: Path)
         session = box.session()
         session.execute("x = 1")
         token = session.pause()
-    with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as box:
-        with pytest.raises(PauseDiffers, match="launcher") as refused:
+        with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as other:
+            with pytest.raises(PauseDiffers, match="launcher") as refused:
+                other.resume(token)
+            assert "pausable=True" in refused.value.hint
+        assert len(states(tmp_path)) == 1
+    assert states(tmp_path) == []
+    with Sandbox(policy=policy_named("strict"), pool=0, pauses=settings) as box:
+        with pytest.raises(PauseError, match="no such paused session") as refused:
             box.resume(token)
         assert "pausable=True" in refused.value.hint
 

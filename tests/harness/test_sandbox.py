@@ -236,6 +236,9 @@ VALUES = {
     "'\\ud800'": "'\\ud800'",
     "10 ** 30": 10**30,
     "x = []; x.append(x); x": "[[...]]",
+    "{1: 2, None: 3}": {"1": 2, "null": 3},
+    "{1: 'a', '1': 'b'}": "{1: 'a', '1': 'b'}",
+    "[(({'k': {True: 1, 'true': 2}},))]": "[({'k': {True: 1, 'true': 2}},)]",
     "if True:\n    3": None,
     "def f(): pass": None,
     "1;": 1,
@@ -256,6 +259,7 @@ def test_a_value_too_large_is_cut_as_text(strict: Sandbox) -> None:
     result = strict.execute(f"'x' * {2 * limit}")
     assert result.ok
     assert len(result.value) <= limit
+    assert result.truncated == {"value": 2 * limit + 2 - len(result.value)}  # it has quotes
 
 
 def test_a_value_of_wide_characters_stays_within_the_limit(strict: Sandbox) -> None:
@@ -264,6 +268,7 @@ def test_a_value_of_wide_characters_stays_within_the_limit(strict: Sandbox) -> N
     result = strict.execute(f"'\\U0001f600' * {2 * limit}")
     assert result.ok, result.error
     assert len(result.value.encode()) <= limit
+    assert result.truncated == {"value": 4 * 2 * limit + 2 - len(result.value.encode())}
 
 
 def test_a_repr_that_raises_is_the_programs_exception(strict: Sandbox) -> None:

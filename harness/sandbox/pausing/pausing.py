@@ -17,7 +17,7 @@ from ....policies.errors import PauseError
 from ....policies.plan import FIXED_ADDRESSES, Plan
 from ....runner.branching_process import BranchingProcess, CannotBranch
 from ....runner.concurrency import ConcurrencyLimit
-from ....runner.held_cell import HeldCell
+from ....runner.held_cell import HeldCell, Origin
 from ....runner.session import SessionCell
 from ....runner.session_pauses import (
     files_to_keep,
@@ -36,7 +36,6 @@ from .store import PausedStates
 
 _PIECE_BYTES = 8 << 20
 _IMAGE_BYTES = 256 << 20
-_MOST_IMAGES = 8
 _AT_ONCE = 2
 _TURN_SECONDS = 30.0
 
@@ -112,6 +111,7 @@ class KeptState(NamedTuple):
 
     token: str
     image: _Image
+    is_bound: bool  # needs its launcher, so it is of no use once the sandbox is closed
 
 
 class _ReadState(NamedTuple):
@@ -133,9 +133,9 @@ class Pausing:
         # What is kept or read takes memory meanwhile, up to most_bytes for each.
         self._keeping = ConcurrencyLimit(_AT_ONCE, _TURN_SECONDS)
         self._reading = ConcurrencyLimit(_AT_ONCE, _TURN_SECONDS)
-        # By launcher or digest: those that a paused session of this process needs, and the last few.
+        # By digest: those of launchers that are there, and those that a paused session here needs.
         self._known: weakref.WeakValueDictionary[str, _Image] = weakref.WeakValueDictionary()
-        self._images: dict[str, _Image] = {}
+        self._images: weakref.WeakKeyDictionary[Origin, _Image] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def kept(self, session: Pausable, *, is_use: bool = True) -> Iterator[KeptState]:
@@ -149,11 +149,11 @@ class Pausing:
         token = PauseToken.new()
         with _slot(self._keeping), session.cell.resting(is_use=is_use) as (held, past):
             try:
-                image = self._keep(session, held, past, token, is_own=not is_use)
+                kept = self._keep(session, held, past, token, is_own=not is_use)
             except CannotBranch as error:
                 raise PauseError(f"pause: the session cannot be paused: {error}") from None
             try:
-                yield KeptState(str(token), image)
+                yield kept
             except BaseException:
                 self._states.remove(token)
                 raise
@@ -161,7 +161,7 @@ class Pausing:
     def _keep(
         self, session: Pausable, held: HeldCell, past: SessionPast, token: PauseToken, *,
         is_own: bool,
-    ) -> _Image:  # fmt: skip
+    ) -> KeptState:  # fmt: skip
         if session.cell.is_in_use:
             raise CannotBranch("a terminal, an exposed port or a copy of it is in use")
         require_keepable(held, session.plan)
@@ -172,13 +172,14 @@ class Pausing:
         )  # fmt: skip
         if header.has_fixed_addresses:
             self._states.keep_image(image.digest, image.file)
-        with self._states.writing(token, is_own=is_own) as writer:
+        is_bound = not header.has_fixed_addresses
+        with self._states.writing(token, is_own=is_own, is_bound=is_bound) as writer:
             writer.add(HEADER, msgspec.msgpack.encode(header))
             for batch in files_to_keep(held, session.plan):
                 writer.add(FILES, batch)
             self._write_memory(session, held, image, writer)
             writer.add(END)
-        return image
+        return KeptState(str(token), image, is_bound)
 
     def _write_memory(
         self, session: Pausable, held: HeldCell, image: _Image, writer: StateWriter
@@ -193,22 +194,22 @@ class Pausing:
 
     def _image_for(self, session: Pausable, held: HeldCell) -> _Image:
         """Return the image of a session's launcher, made of a fresh cell if there is none yet."""
-        if found := self._known.get(held.launcher_id):
-            return found
+        with self._lock:
+            if found := self._images.get(held.origin):
+                return found
         with session.fresh_cell() as fresh:
             if not fresh.is_sibling_of(held):
                 raise CannotBranch("its launcher was replaced")
             file = memory_to_keep(fresh, -1, self._process, session.plan, _IMAGE_BYTES)
-        return self._add(held.launcher_id, _Image(file, _digest_of(file)))
-
-    def _add(self, name: str, image: _Image) -> _Image:
-        """Keep an image; another thread may have been first."""
+        self._add(held.origin, _Image(file, _digest_of(file)))
         with self._lock:
-            known = self._known.setdefault(name, image)
-            self._known.setdefault(image.digest, known)
-            self._images[name] = known
-            for oldest in list(self._images)[:-_MOST_IMAGES]:
-                del self._images[oldest]
+            return self._images[held.origin]
+
+    def _add(self, origin: Origin, image: _Image) -> _Image:
+        """Keep an image while a launcher has no other; another thread may have been first."""
+        with self._lock:
+            known = self._known.setdefault(image.digest, image)
+            self._images.setdefault(origin, known)
         return known
 
     def resume(
@@ -229,7 +230,7 @@ class Pausing:
 
     def give_away(self, kept: KeptState) -> str:
         """Return the token of a state that was this process's own; raises PauseError."""
-        self._states.give_away(PauseToken.parse(kept.token))
+        self._states.give_away(PauseToken.parse(kept.token), is_bound=kept.is_bound)
         return kept.token
 
     def sweep(self) -> None:
@@ -255,7 +256,7 @@ class Pausing:
         try:
             with session.cell.fresh() as held:
                 _require_equal(header, session.plan, held)
-            image = self._image_of(header.image)
+                image = self._image_of(header.image, held.origin)
             restore_session(
                 session.cell, state.files, image.file, state.memory, self._process, session.plan
             )
@@ -267,20 +268,20 @@ class Pausing:
             raise
         return session
 
-    def _image_of(self, digest: str) -> _Image:
+    def _image_of(self, digest: str, origin: Origin) -> _Image:
         if found := self._known.get(digest):
             return found
         file = self._states.image(digest)
         if file is None:
             raise launcher_ended()
-        return self._add(digest, _Image(file, digest))
+        return self._add(origin, _Image(file, digest))
 
     def settle(self) -> None:
         """Wait until nothing is left of the states that were resumed."""
         self._states.settle()
 
     def close(self) -> None:
-        """Close the images; what was paused stays on disk until it expires."""
+        """Close the images, and remove states that need a launcher; others stay until they expire."""
         with contextlib.suppress(PauseError, OSError):  # the disk fails
             self._states.close()
         with self._lock:

@@ -34,6 +34,8 @@ class PausedStates:
         self._threads: list[threading.Thread] = []
         self._owned: OwnedDirectory | None = None
         self._own: set[str] = set()  # ids of states in it
+        self._bound: set[str] = set()  # of others, that are of no use once this is closed
+        self._process = os.getpid()
         given = settings.directory
         self.directory = Path(given) if given is not None else state_directory() / "paused"
 
@@ -53,16 +55,24 @@ class PausedStates:
             self._own.add(token.id)
         return self._name_of(token)
 
+    def _bind(self, token: PauseToken) -> None:
+        with self._lock:
+            self._bound.add(token.id)
+
     def _forget(self, token: PauseToken) -> None:
         with self._lock:
             self._own.discard(token.id)
+            self._bound.discard(token.id)
 
     @contextlib.contextmanager
-    def writing(self, token: PauseToken, *, is_own: bool = False) -> Iterator[StateWriter]:
+    def writing(
+        self, token: PauseToken, *, is_own: bool = False, is_bound: bool = False
+    ) -> Iterator[StateWriter]:
         """Yield what writes the state of a token; it is there once the block ends, and whole, or not
         at all.  Raises PauseError.
 
         A state that `is_own`, whose token nobody else knows, is of no use once this process has ended.
+        One that `is_bound` is removed by `close`.
         """
         settings = self._settings
         key = None if settings.key is None else key_of(settings.key)
@@ -77,6 +87,8 @@ class PausedStates:
                     os.fsync(file)
                     name = self._own_name_of(token, directory) if is_own else self._name_of(token)
                     os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
+                    if is_bound and not is_own:
+                        self._bind(token)
                 except BaseException:
                     os.unlink(part, dir_fd=directory)
                     raise
@@ -140,12 +152,14 @@ class PausedStates:
             os.unlink(self._name_of(token), dir_fd=directory)
             self._forget(token)
 
-    def give_away(self, token: PauseToken) -> None:
-        """Let others resume a state that was this process's own; raises PauseError."""
+    def give_away(self, token: PauseToken, *, is_bound: bool = False) -> None:
+        """Let others know of a state that was this process's own, see `writing`; raises PauseError."""
         with _closing(self._open_directory()) as directory, _telling("keep"):
             name = self._name_of(token)
             os.rename(name, token.id + _STATE, src_dir_fd=directory, dst_dir_fd=directory)
             self._forget(token)
+            if is_bound:
+                self._bind(token)
 
     def sweep(self) -> None:
         """Remove what has expired, and what only a process could resume that has ended; raises
@@ -155,13 +169,19 @@ class PausedStates:
                 self._sweep(directory)
 
     def close(self) -> None:
-        """Give up the states that only this process can resume, which are removed by then."""
+        """Remove the states that are bound, and give up those that only this process can resume, which
+        are removed by then.  Removes nothing in a forked child of who made this."""
         self.settle()
         with self._lock:
             owned, self._owned = self._owned, None
-        if owned:
+            bound, self._bound = self._bound, set()
+        if owned or bound:
             with _closing(self._open_directory()) as directory:
-                owned.close(directory)
+                for each in bound if self._process == os.getpid() else ():
+                    with contextlib.suppress(OSError):
+                        os.unlink(each + _STATE, dir_fd=directory)
+                if owned:
+                    owned.close(directory)
 
     def keep_image(self, digest: str, image: int) -> None:
         """Keep the image of a launcher, for as long as the states that need it."""
@@ -246,7 +266,8 @@ def _not_found(error: OSError | None) -> PauseError:
         return PauseError(f"token: the paused session cannot be read: {error.strerror}")
     return PauseError(
         "token: no such paused session",
-        "it was resumed already, has expired, or is elsewhere",
+        "it was resumed already, has expired, or is elsewhere; without pausable=True it ends with its "
+        "sandbox",
         is_final=True,
     )
 

@@ -203,18 +203,25 @@ def test_a_restarted_daemon_resumes_what_is_pausable(
         assert (same.id, value(same, "x")) == ("kept", {"a": [1]})
 
 
-def test_a_restarted_daemon_says_what_differs_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_restarted_daemon_says_why_it_cannot_resume_the_rest(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     text = '[pauses]\ndirectory = "paused"'
-    tokens = []
-    for _ in range(2):
-        with configured(tmp_path, text) as daemon, daemon.sandbox() as box:
-            tokens.append(box.session().pause())
-            if len(tokens) == 2:
-                with pytest.raises(PauseDiffers) as refused:
-                    box.resume(tokens[0])
-                assert any("launcher" in each for each in refused.value.differs)
-            daemon.process.send_signal(signal.SIGTERM)
-            daemon.wait()
+    with configured(tmp_path, text) as daemon, daemon.sandbox() as box:
+        token = box.session().pause()
+        daemon.process.send_signal(number)
+        daemon.wait()
+    (tmp_path / "s").unlink(missing_ok=True)
+    with configured(tmp_path, text) as daemon, daemon.sandbox() as box:
+        with pytest.raises(PauseError) as refused:
+            box.resume(token)
+        if number == signal.SIGKILL:
+            assert isinstance(refused.value, PauseDiffers)
+            assert any("launcher" in each for each in refused.value.differs)
+        assert "pausable=True" in refused.value.hint
+        daemon.process.send_signal(signal.SIGTERM)
+        daemon.wait()
 
 
 def test_branches_count_as_sessions(tmp_path: Path) -> None:
