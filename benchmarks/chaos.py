@@ -127,8 +127,9 @@ class Chaos:
         self._equipped.settle()
 
     def _recover(self) -> None:
-        """Have every language run in as many cells as may be parked, here and there: no fault is at
-        work any more, so each must, and of those that died while they were parked none is left."""
+        """Have every language run in as many cells as may be parked, here and there, and a session be
+        paused: no fault is at work any more, so each must, and of those that died while they were
+        parked none is left."""
         parked = {"python": PoolSettings().size}
         calls = [
             Probe(WELL, language)
@@ -143,6 +144,8 @@ class Chaos:
         ):
             if why := _why_not(cells, call):
                 self._wrong.append(f"{call.language} does not run again: {why}")
+        with self._made.session() as session:  # whose launcher's image is kept from now on
+            self._made.resume(session.pause()).close()
 
     # what is called meanwhile
 
