@@ -24,6 +24,10 @@ _NO_FILE = re.compile(  # of a relative name, in Python, Node, Ruby
     r"|ENOENT: no such file or directory, open '([^/'\n][^'\n]{0,200})'"
     r"|No such file or directory @ rb_sysopen - ([^/\n][^\n]{0,200})"
 )
+_READ_ONLY = re.compile(  # in Python, Node, Ruby; of a path and a new path the second is the place
+    r"[Rr]ead-only file system(?:: |, \w{1,20} | @ \w{1,30} - )\(?'?"
+    r"(?:[^'\n]{1,4096}' -> ')?([^'\n]{1,4096})"
+)
 # Modules whose packages have other names; any other name is tried as it is.
 _PACKAGES = {
     "PIL": "pillow",
@@ -97,6 +101,8 @@ def _of_error(error: str) -> Iterator[str]:
     if found := _NO_FILE.search(error):
         name = found[1] or found[2] or found[3]
         yield f"/workspace has only the files that you pass: pass {name} with --file (files=)"
+    if found := _READ_ONLY.search(error):
+        yield _not_writable(found[1])
     if _NO_NETWORK.search(error):
         yield _NETWORK
 
@@ -126,15 +132,19 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
     if path not in error or not path.startswith("/"):
         return
     if refused.rule in _NOT_HERE and "RDONLY" not in refused.arguments[-1]:
-        yield (
-            f"a program writes below /workspace and /tmp: bring the file back with --collect "
-            f"(collect=), or name {path} in filesystem.write of your policy"
-        )
+        yield _not_writable(path)
     elif refused.rule in _NOT_HERE:
         yield (
             f"the cell does not show {path}: pass a copy with --file (files=), or name the path in "
             "filesystem.read of your policy"
         )
+
+
+def _not_writable(path: str) -> str:
+    return (
+        f"the cell does not let programs write {path}: write below /workspace and bring the file back "
+        f"with --collect (collect=), or name {path} or its directory in filesystem.write of your policy"
+    )
 
 
 def _of_network(refused: Refused) -> Iterator[str]:

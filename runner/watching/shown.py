@@ -24,7 +24,7 @@ _OWN_FILES = frozenset(
     + [path for path, _ in LINKS]
     + [f"/dev/{name}" for name in DEVICES]
 )
-_WRITABLE = ("/workspace", "/tmp", "/dev/", "/proc/self/fd/")  # noqa: S108
+_WRITABLE = ("/workspace", "/tmp", "/dev/", "/dev/shm", "/proc/self/fd/")  # noqa: S108
 _PROCESS = ("self", "thread-self", "mounts")
 # Where glibc up to 2.36 looks, too, where a program says itself in which directory a library lies
 # (ld.so(8), "Hardware capabilities").
@@ -50,8 +50,14 @@ class Shown:
         self._parents = _parents(shown)
         self._files = _OWN_FILES | frozenset(shown) | self._parents
         self._trees = (*_OWN, *(f"{path}/" for path in shown))
-        writable = tuple(bind.path for bind in boot.plan.binds if bind.writable)
-        self._writable = (*_WRITABLE, *writable)
+        self._mounts = _mounts(boot)
+        self._writable = tuple(path for path, is_writable in self._mounts.items() if is_writable)
+        # Beneath these, as text, `_is_writable` must look for the nearest mount; mostly there are none.
+        self._inside_writable = tuple(
+            path
+            for path in self._mounts
+            if path not in _WRITABLE and path.startswith(self._writable)
+        )
         self._hidden = denied_by(boot.plan.hidden)
         self._host = _HostPermissions(boot) if os.geteuid() == 0 else None
 
@@ -60,7 +66,7 @@ class Shown:
         path = os.path.normpath(path)
         if not self._is_shown(path):
             return "" if self._is_looked_for(path) else "mount_ns: not shown"
-        if flags & _WRITES and not path.startswith(self._writable):
+        if flags & _WRITES and not self._is_writable(path):
             return "landlock: not writable"
         return _NOT_PERMITTED if self._host and self._host.refuse(path, flags) else ""
 
@@ -72,6 +78,13 @@ class Shown:
         top, _, rest = path[1:].partition("/")
         name = rest.partition("/")[0]
         return top == "proc" and (name in _PROCESS or name.isdigit())
+
+    def _is_writable(self, path: str) -> bool:
+        """Tell whether the mount that holds `path` is writable: the nearest one above it."""
+        if not path.startswith(self._inside_writable):
+            return path.startswith(self._writable)
+        above = (each for each in self._mounts if lies_in(path, (each,)))
+        return self._mounts.get(max(above, key=len, default=""), False)
 
     def _is_looked_for(self, path: str) -> bool:
         is_known = path in FILES or path.startswith(TREES)
@@ -131,6 +144,15 @@ class _HostPermissions:
     def _may(self, status: os.stat_result, wanted: int) -> bool:
         shift = 6 if status.st_uid == self._id else 3 if status.st_gid == self._id else 0
         return not wanted & ~(status.st_mode >> shift)
+
+
+def _mounts(boot: Boot) -> dict[str, bool]:
+    """Return, by path, whether programs may write there.  The directories above shown paths lie in the
+    root, which is read-only, also below /tmp."""
+    binds = {bind.path: bind.writable for bind in boot.plan.binds}
+    read_only = [*boot.files, *boot.shared]
+    above = dict.fromkeys([*_parents([*binds, *read_only]), *read_only], False)
+    return above | dict.fromkeys(_WRITABLE, True) | binds
 
 
 def _parents(paths: list[str]) -> frozenset[str]:

@@ -221,3 +221,22 @@ def test_a_file_that_only_its_owner_may_open_is_told_as_such(place: Path) -> Non
         own = f"os.close(os.open('{place}/ws/own', os.O_CREAT | os.O_RDWR, 0o600)); open('{place}/ws/own')"
         result = sandbox.execute(errno_of(own))
         assert (result.value, result.violations) == (0, ())
+
+
+def test_a_change_of_what_is_shown_read_only_is_told_as_such(place: Path) -> None:
+    """Below /tmp, too, and whatever the modes on the host allow."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="cellwright-paths-") as name:
+        Path(name).chmod(0o755)
+        for file, mode in (("closed", 0o644), ("open", 0o666)):
+            Path(name, file).touch()
+            Path(name, file).chmod(mode)
+        files = Filesystem(read=(name,))
+        with Sandbox(policy=policy_named("strict", filesystem=files), pool=0) as sandbox:
+            for file in ("closed", "open", "new"):
+                result = sandbox.execute(f"open('{name}/{file}', 'w')")
+                assert "Read-only file system" in str(result.error)
+                assert [each.rule for each in result.violations] == ["landlock: not writable"]
+                (hint,) = result.hints
+                assert "filesystem.write" in hint
+            (hint,) = sandbox.execute(f"import os; os.remove('{name}/open')").hints
+            assert "filesystem.write" in hint

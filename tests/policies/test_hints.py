@@ -39,6 +39,24 @@ def test_an_error_has_one_hint(error: str, word: str) -> None:
     assert word in hint
 
 
+@pytest.mark.parametrize(
+    ("error", "path"),
+    [
+        ("OSError: [Errno 30] Read-only file system: '/srv/a b'", "/srv/a b"),
+        ("OSError: [Errno 30] Read-only file system: '/srv/a' -> '/srv/b'", "/srv/b"),
+        ("Error: EROFS: read-only file system, unlink '/srv/a'", "/srv/a"),
+        ("Errno::EROFS: Read-only file system @ apply2files - /srv/a", "/srv/a"),
+    ],
+)
+def test_a_read_only_path_has_one_hint_whether_its_open_was_recorded_or_not(
+    error: str, path: str
+) -> None:
+    (hint,) = hints(error, ())
+    assert f"write {path}:" in hint
+    assert "filesystem.write" in hint
+    assert hints(error, [refusal("landlock: not writable", f"'{path}'", "O_WRONLY")]) == (hint,)
+
+
 @pytest.mark.parametrize("error", [None, "", "ValueError: x", "exit code 1", "No module named 'x'"])
 def test_other_errors_have_none(error: str | None) -> None:
     assert hints(error, ()) == ()

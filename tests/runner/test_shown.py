@@ -11,7 +11,12 @@ from cellwright.runner.messages import Boot
 from cellwright.runner.watching.shown import Shown
 
 HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
-POLICY = Policy(filesystem=Filesystem(read=("/srv/data",), write=("/srv/out",)))
+POLICY = Policy(
+    filesystem=Filesystem(
+        read=("/srv/data", "/srv/output", "/tmp/y/data", "/dev/shm/y"),
+        write=("/srv/out", "/tmp/y/data/out"),
+    )
+)
 SHOWN = Shown(
     Boot(
         compile_policy(POLICY, HOST), ("/opt/py/lib/python3.11",), (("/lib", "usr/lib"),), (), 1, 0
@@ -33,6 +38,13 @@ JUDGED = {
     "/srv/data/x": (READ, FINE),
     "/srv/data/y": (WRITE, READ_ONLY),
     "/srv/out/x": (WRITE, FINE),
+    "/srv/output/x": (WRITE, READ_ONLY),
+    "/tmp/y/data/y": (WRITE, READ_ONLY),
+    "/tmp/y/data/out/y": (WRITE, FINE),
+    "/tmp/y/y": (WRITE, READ_ONLY),
+    "/tmp/yz": (WRITE, FINE),
+    "/dev/shm/y/y": (WRITE, READ_ONLY),
+    "/dev/shm/yz": (WRITE, FINE),
     "/srv": (READ, FINE),
     "/srv/other": (READ, OUTSIDE),
     "/opt/py/lib/python3.11/json": (READ, FINE),
