@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 _NOT_HERE = ("mount_ns: not shown", "landlock: not writable")  # watching/shown.py
+_HOST_PERMISSIONS = "host permissions: "  # so do the rules of watching/shown.py begin
 _SHELLS = ("bash", "sh", "dash")
 _NO_NETWORK = re.compile(
     r"ENETUNREACH|ENOTFOUND|EAI_AGAIN|Network is unreachable|[Nn]ame resolution"
@@ -138,12 +139,25 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
             f"the cell does not show {path}: pass a copy with --file (files=), or name the path in "
             "filesystem.read of your policy"
         )
+    elif refused.rule.startswith(_HOST_PERMISSIONS):
+        yield _not_permitted(path, is_read="RDONLY" in refused.arguments[-1])
 
 
 def _not_writable(path: str) -> str:
     return (
         f"the cell does not let programs write {path}: write below /workspace and bring the file back "
         f"with --collect (collect=), or name {path} or its directory in filesystem.write of your policy"
+    )
+
+
+def _not_permitted(path: str, *, is_read: bool) -> str:
+    want, instead = (
+        ("read", "pass a copy with --file (files=)") if is_read
+        else ("write", "write below /workspace and bring the file back with --collect (collect=)")
+    )  # fmt: skip
+    return (
+        f"the mode of {path}, or of a directory above it, keeps out the id that cells of root have: "
+        f"chmod or chown it so that others may {want}, run cellwright as its owner, or {instead}"
     )
 
 

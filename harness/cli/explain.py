@@ -6,7 +6,8 @@ from ...policies.errors import PolicyError
 from ...policies.explain import explain
 from ...policies.loading import load_policy
 from ...policies.narrowing import exceeds
-from ...policies.policy import Policy
+from ...policies.policy import Filesystem, Policy
+from ...runner.host.paths import is_open_to_cells
 from ...runner.listing import list_system_calls
 from ..sandbox.sandbox import Sandbox
 from ..text.progress import ProgressLine
@@ -37,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
         return _list_system_calls(policy_of(options), options)
     with ProgressLine("starting a launcher"), _sandbox(options) as sandbox:
         lines = explain(sandbox.plan, sandbox.policy)
+        if options.connect is None:
+            lines += _closed_paths(sandbox.policy.filesystem)
     if options.json:
         print_json(lines)
     else:
@@ -54,6 +57,17 @@ def _sandbox(options: argparse.Namespace) -> Sandbox:
             "give --optional to cellwright serve",
         )
     return Sandbox(connect=options.connect, policy=options.policy)
+
+
+def _closed_paths(files: Filesystem) -> list[str]:
+    """Return a line for each path that the policy shows in vain, for its mode on this host."""
+    wanted = [(path, "read", False) for path in files.read if path not in files.write]
+    wanted += [(path, "write", True) for path in files.write]
+    return [
+        f"CLOSED {path}: programs cannot {verb} it, because its mode keeps out the id of cells"
+        for path, verb, for_writing in wanted
+        if not is_open_to_cells(path, for_writing=for_writing)
+    ]
 
 
 def _list_system_calls(policy: Policy, options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
 from ...runner.egress_process import EgressProcess
 from ...runner.host.ids import id_for
+from ...runner.host.paths import is_open_to_cells
 from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
@@ -122,13 +123,7 @@ def _settings() -> list[str]:
 
 
 def _can_be_read(path: str) -> bool:
-    """Tell whether a cell may read `path`; the cells that root starts read as any other user."""
-    if os.path.islink(path):
-        return False
-    needed = 0o5 if os.path.isdir(path) else 0o4
-    if os.geteuid():
-        return os.access(path, needed)
-    return os.stat(path).st_mode & needed == needed
+    return not os.path.islink(path) and is_open_to_cells(path)
 
 
 def _beside(program: Path) -> tuple[str, ...]:

@@ -63,6 +63,13 @@ def leads(path: str) -> str:
     return os.path.realpath(path)
 
 
+def is_open_to_cells(path: str, *, for_writing: bool = False) -> bool:
+    """Tell whether programs may use the shown `path` for its mode: in cells of root they have an id
+    that owns nothing on the host."""
+    needed = (0o5 if os.path.isdir(path) else 0o4) | (0o2 if for_writing else 0)
+    return os.access(path, needed) if os.geteuid() else os.stat(path).st_mode & needed == needed
+
+
 def lead_elsewhere(paths: Iterable[str]) -> dict[str, str]:
     """Return the paths that are reached through links, with their targets."""
     return {path: real for path in paths if (real := leads(path)) != path}

@@ -215,9 +215,13 @@ def test_a_file_that_only_its_owner_may_open_is_told_as_such(place: Path) -> Non
             rules = [each.rule for each in result.violations]
             assert result.value == (errno.EACCES if refused else 0), path
             assert [rule.partition(":")[0] for rule in rules] == ["host permissions"] * refused
+        (hint,) = sandbox.execute(f"open('{place}/ws/private')").hints
+        assert "others may read" in hint
         (place / "ws/closed").mkdir(mode=0o755)
         result = sandbox.execute(errno_of(f"open('{place}/ws/closed/new', 'w')"))
         assert [each.rule.partition(":")[0] for each in result.violations] == ["host permissions"]
+        (hint,) = sandbox.execute(f"open('{place}/ws/closed/new', 'w')").hints
+        assert "others may write" in hint
         own = f"os.close(os.open('{place}/ws/own', os.O_CREAT | os.O_RDWR, 0o600)); open('{place}/ws/own')"
         result = sandbox.execute(errno_of(own))
         assert (result.value, result.violations) == (0, ())

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -338,6 +339,22 @@ def test_explain_has_the_addresses_and_caps_of_network_rules(tmp_path: Path) -> 
     done = cellwright("explain", *OPTIONS, "--policy", str(policy))
     caps = "schemes tcp, addresses 10.1.0.0/16, connections 5, sent_bytes 1000"
     assert f"network: allow db.example.org:5432 ({caps}), through" in done.stdout
+
+
+@pytest.mark.needs("root")
+def test_explain_names_paths_that_are_closed_to_the_id_of_cells() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="cellwright-cli-") as name:
+        for directory, mode in (("open", 0o755), ("closed", 0o700), ("sticky", 0o1777)):
+            Path(name, directory).mkdir()
+            Path(name, directory).chmod(mode)
+        policy = Path(name, "policy.toml")
+        policy.write_text(
+            f'name = "p"\n[filesystem]\nread = ["{name}/open", "{name}/closed"]\n'
+            f'write = ["{name}/sticky"]\n'
+        )
+        lines = cellwright("explain", *OPTIONS, "--policy", str(policy)).stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("CLOSED")]
+    assert line.startswith(f"CLOSED {name}/closed: programs cannot read it")
 
 
 def test_explain_lists_the_system_calls_that_confine_a_cell_by_layer() -> None:
