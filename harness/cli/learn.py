@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,11 +21,14 @@ from ...runner.supervisor import Supervisor
 from ..sandbox.parameters import CallArguments
 from ..sandbox.request import Rejected, make_request
 from ..text.progress import ProgressLine
-from ..text.terminal import result_line
+from ..text.terminal import harmless, result_line
 from .options import FAILED, SUCCEEDED, add_policy, policy_of
 
 _NO_HOST = (
     "learn.invalid"  # for programs to have a resolver there must be a rule; this one is denied
+)
+_NO_FILE = re.compile(
+    r"FileNotFoundError: .*No such file or directory: '((?:/tmp/|[^/'\n])[^'\n]{0,200})'"
 )
 _NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
 _OWN = {"passwd", "group", "hosts", "nsswitch.conf", "resolv.conf"}
@@ -56,12 +60,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     with ProgressLine("running the program"):
         text, result = learn(Path(options.file), policy_of(options))
-    print(result_line(result), file=sys.stderr)
+    print(result_line(result), *_hints(result, Path(options.file)), sep="\n", file=sys.stderr)
     if options.output:
         Path(options.output).write_text(text)
     else:
         sys.stdout.write(text)
     return SUCCEEDED if result.ok else FAILED
+
+
+def _hints(result: SandboxResult, program: Path) -> list[str]:
+    """Return a hint if the program looked for a file where the host has one and the cell does not."""
+    found = _NO_FILE.search(result.error or "")
+    if not found or not (os.path.exists(found[1]) or (program.parent / found[1]).exists()):
+        return []
+    name = harmless(found[1])
+    hint = f"name {name} by an absolute path outside of /tmp"
+    return [f"hint: the program sees neither your working directory nor /tmp of the host: {hint}"]
 
 
 def learn(program: Path, policy: Policy) -> tuple[str, SandboxResult]:

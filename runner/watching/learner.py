@@ -5,6 +5,7 @@ import os
 from ...policies.languages import SHEBANG_BYTES, shebang_of
 from ...policies.learning import Lessons
 from ...policies.plan import Plan
+from ...policies.policy import lies_in
 from ...policies.seccomp import number_of
 from ...policies.syscalls import Rule, syscall_table
 from ..kernel.notifications import Notification
@@ -25,10 +26,13 @@ class Learner(Listener):
         super().__init__(descriptor, plan, shown, limit=2**31)
         self._lessons = lessons
         self._grants = _grants()
+        # To `shown` all of /tmp is the cell's own, so it takes files of the host there for the cell's.
+        binds = (bind.path for bind in plan.binds)
+        self._in_tmp = tuple(path for path in binds if path.startswith("/tmp/"))  # noqa: S108
 
     def _look_at_open(self, notification: Notification, attempt: OpenAttempt) -> None:
         path = os.path.normpath(attempt.path)
-        why = self._shown.why_not(path, attempt.flags)
+        why = self._shown.why_not(path, attempt.flags) or lies_in(path, self._in_tmp)
         if not why or not os.path.exists(path):
             return
         real = os.path.realpath(path)

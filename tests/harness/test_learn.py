@@ -12,6 +12,7 @@ import pytest
 
 from cellwright import PolicyError, Sandbox
 from cellwright.harness.cli.learn import learn
+from cellwright.harness.cli.main import main
 from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy, Python
 from tests.conftest import OPTIONAL, policy_named
@@ -105,6 +106,30 @@ def test_the_command_writes_the_policy(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert '"/etc/debian_version"' in done.stdout
     assert "completed" in done.stderr
+
+
+def test_a_file_beside_a_program_below_tmp_is_in_the_policy() -> None:
+    with tempfile.TemporaryDirectory(prefix="cellwright-learn-", dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        data = Path(name, "data.csv")
+        data.write_text("here")
+        data.chmod(0o644)
+        program = f"open({str(data)!r}).read()"
+        text, result = learn(written(Path(name), program), policy_named("strict"))
+        assert result.value == "here"
+        assert tomllib.loads(text)["filesystem"]["read"] == [str(data)]
+
+
+@pytest.mark.parametrize(("name", "is_told"), [("data.csv", True), ("nothing.csv", False)])
+def test_a_file_that_the_host_has_and_the_cell_lacks_has_a_hint(
+    name: str, is_told: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.csv").touch()
+    optional = [each for layer in OPTIONAL for each in ("--optional", layer)]
+    command = ["learn", *optional, str(written(tmp_path, f"open({name!r})"))]
+    assert main(command) == 1
+    told = capfd.readouterr().err
+    assert ("absolute path outside of /tmp" in told) == is_told
 
 
 def test_packages_that_the_program_imported_are_in_the_policy(tmp_path: Path) -> None:
