@@ -8,6 +8,7 @@ import msgspec
 from .policy import Python, lies_in
 from .syscalls import settings_of
 
+_LOOPBACK = "network.loopback = true"  # a setting, as settings_of names it
 _SAME_DIRECTORY = 4  # from this many files of one directory, the policy names the directory instead
 
 
@@ -24,6 +25,7 @@ class Lessons(msgspec.Struct):
         default_factory=dict
     )  # call -> reason of the refusal
     hosts: set[str] = msgspec.field(default_factory=set)  # names that were looked up, in vain
+    serves: bool = False  # a socket was given an address, as servers do and resolvers do not
 
 
 def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str:  # noqa: B008
@@ -70,14 +72,30 @@ def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str: 
 
 def _switches(section: str, lessons: Lessons) -> list[str]:
     needed: dict[str, str] = {}
-    for group, call in sorted(lessons.groups.items()):
-        where, _, switch = settings_of(group)[0].partition(".")
+    for setting, call in _settings(lessons).items():
+        where, _, switch = setting.partition(".")
         if where == section:
-            needed.setdefault(switch, call)
+            needed[switch] = call
     lines = [f"{switch}  # {call}" for switch, call in needed.items()]
     if section == "processes" and "threads = true" not in needed:
         lines.append("threads = false  # none was started")
     return lines
+
+
+def _settings(lessons: Lessons) -> dict[str, str]:
+    """Return the fewest settings that add the groups, each with a call that needs it: for a group that
+    several settings add, one that another group needs anyway.
+
+    Rules for hosts add the groups of sockets, so a program that looked up hosts needs no more for them.
+    """
+    settings = {group: settings_of(group) for group in sorted(lessons.groups)}
+    if lessons.hosts and not lessons.serves:
+        settings = {group: of for group, of in settings.items() if _LOOPBACK not in of}
+    needed: dict[str, str] = {}
+    for group, of in sorted(settings.items(), key=lambda item: len(item[1])):
+        if not needed.keys() & set(of):
+            needed[of[0]] = lessons.groups[group]
+    return needed
 
 
 def _hosts(names: set[str]) -> list[str]:

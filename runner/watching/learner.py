@@ -55,6 +55,7 @@ class Learner(Listener):
 
     def _learn(self, group: str, call: str, notification: Notification) -> None:
         self._lessons.groups.setdefault(group, call)
+        self._lessons.serves |= call == "bind"
         if call in _EXECUTES:
             path = notification.arguments[0 if call == "execve" else 1]
             program = os.fsdecode(text_at(notification.thread, path))

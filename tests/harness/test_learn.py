@@ -84,14 +84,19 @@ for name in ("api.example.org", "learn.invalid"):
 """
     text, result = learn(written(tmp_path, code), policy_named("strict"))
     assert result.stdout.count("\n") == 2
+    assert tomllib.loads(text)["processes"] == {"threads": False}
     assert '{ host = "api.example.org" },  # looked up' in text
     assert "learn.invalid" not in text
-    assert not tomllib.loads(text).get("network", {}).get("allow")
+    assert not tomllib.loads(text).get("network")
     accepted = (
         text.replace("# allow = [", "allow = [").replace("#     {", "    {").replace("# ]", "]")
     )
     policy = msgspec.convert(tomllib.loads(accepted), Policy)
     assert [rule.host for rule in policy.network.allow] == ["api.example.org"]
+    policy = msgspec.structs.replace(policy, optional_layers=OPTIONAL)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        sockets = "import socket; len([socket.socket(), socket.socket(socket.AF_UNIX)])"
+        assert sandbox.execute(sockets).value == 2
 
 
 def test_a_program_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -53,6 +53,27 @@ def test_every_lesson_is_in_the_policy() -> None:
     assert "# bpf was refused and stays refused: loads programs" in policy_text("p", lessons)
 
 
+SOCKETS = {"local_sockets": "socket", "loopback_sockets": "socket"}
+SOCKET_SETTINGS = {
+    "a resolver's": (Lessons(groups=SOCKETS, hosts={"a.test"}), False, False),
+    "a server's": (Lessons(groups=SOCKETS, hosts={"a.test"}, serves=True), False, True),
+    "of a program that looked up no host": (Lessons(groups=SOCKETS), False, True),
+    "beside programs": (Lessons(groups={**SOCKETS, "exec": "execve"}, hosts={"a"}), True, False),
+    "a Unix one": (Lessons(groups={"local_sockets": "socket", "exec": "execve"}), True, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("lessons", "subprocesses", "loopback"), SOCKET_SETTINGS.values(), ids=SOCKET_SETTINGS
+)
+def test_sockets_need_the_fewest_settings(
+    lessons: Lessons, subprocesses: bool, loopback: bool
+) -> None:
+    policy = policy_of(lessons)
+    assert policy.processes.subprocesses == subprocesses
+    assert policy.network.loopback == loopback
+
+
 @given(st.sets(st.text(st.characters(exclude_categories=("Cs",)), min_size=1)))
 def test_any_name_of_a_file_is_valid_toml(names: set[str]) -> None:
     lessons = Lessons(read={f"/srv/{name.replace('/', '_')}" for name in names})
