@@ -31,8 +31,7 @@ def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
         matches = list(_matches(name, pattern)) if is_pattern(pattern) else [resolve(name, pattern)]
         if not matches:
             raise PolicyError(
-                f"{name}: {pattern!r} matches nothing on this host",
-                "a symbolic link that a wildcard matches counts only if root owns it",
+                f"{name}: {pattern!r} matches nothing on this host", _why_nothing(name, pattern)
             )
         found += matches
     return tuple(dict.fromkeys(found))
@@ -126,14 +125,31 @@ def _matches(name: str, pattern: str) -> Iterator[str]:
     if not os.path.isdir(base):
         return
     real = resolve(name, base)
-    parts = tuple(part for part in pattern.removeprefix(base).split("/") if part)
-    for path in _Walk(name, pattern).beneath(real, parts):
+    for path in _Walk(name, pattern).beneath(real, _parts(pattern)):
         try:
             found = resolve(name, path)
         except PolicyError:  # it leads through a link that root does not own, or is gone
             continue
         if lies_in(found, (real,)):
             yield found
+
+
+def _parts(pattern: str) -> tuple[str, ...]:
+    """Return the components of a pattern from the first one with a wildcard on."""
+    return tuple(part for part in pattern.removeprefix(fixed_part(pattern)).split("/") if part)
+
+
+def _why_nothing(name: str, pattern: str) -> str:
+    """Return the hint for a pattern that `_matches` nothing."""
+    base = fixed_part(pattern)
+    if not os.path.isdir(base):
+        return f"there is no directory {base}"
+    if any(True for _ in _Walk(name, pattern).beneath(resolve(name, base), _parts(pattern))):
+        return "a symbolic link that a wildcard matches counts only if root owns it"
+    return (
+        f"nothing in {base} has such a name; a wildcard enters no symbolic link, and matches no name "
+        "that begins with a dot"
+    )
 
 
 class _Walk:

@@ -115,6 +115,23 @@ def test_a_link_that_a_wildcard_matches_and_that_leads_out_gives_nothing(tmp_pat
     assert config.policy().filesystem.read == (str(tmp_path / "data" / "real"),)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("nowhere/*", "there is no directory "),
+        ("data/x*", "nothing in "),
+        ("data/l*", "a symbolic link "),
+    ],
+)
+def test_a_pattern_that_matches_nothing_says_why(pattern: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "link").symlink_to("/etc/shadow")
+    config = SandboxConfig(allow_file_read=True, allowed_paths=[f"{tmp_path}/{pattern}"])
+    with pytest.raises(PolicyError, match="matches nothing on this host") as raised:
+        config.policy()
+    assert raised.value.hint.startswith(hint)
+
+
 MISTAKES = {
     "network": ({"allow_network": True}, "allow_network"),
     "relative": ({"allow_file_read": True, "allowed_paths": ["data"]}, "absolute"),
