@@ -79,6 +79,7 @@ class ProgramBuffer:
 
     A Python program continues after a line that cannot end it, and after a block until an empty line
     or a line that cannot belong to it.  Other languages continue after a line that ends in a backslash.
+    Between programs a line may be a command of the repl.
     """
 
     def __init__(self, language: str) -> None:
@@ -93,21 +94,26 @@ class ProgramBuffer:
         self._lines = []
 
     def add(self, text: str) -> list[str]:
-        """Add one line, or the lines of a paste; return the programs that they complete."""
+        """Add one line, or the lines of a paste; return the programs that they complete, and the
+        commands among them (`is_command`)."""
         if "\n" in text and not self._lines and self._language == PYTHON and _is_program(text):
             return [text]
-        add = self._add_python if self._language == PYTHON else self._add_other
-        return [program for line in text.split("\n") for program in add(line)]
+        return [each for line in text.split("\n") for each in self._add_line(line)]
 
     def finish(self) -> list[str]:
         """Return the rest, complete or not, unless it is blank."""
         whole, self._lines = "\n".join(self._lines), []
         return [whole] if whole.strip() else []
 
+    def _add_line(self, line: str) -> list[str]:
+        if not self._lines and is_command(line):
+            return [line]
+        return self._add_python(line) if self._language == PYTHON else self._add_other(line)
+
     def _add_python(self, line: str) -> list[str]:
         before = "\n".join(self._lines)
         if before and line[:1].strip() and _is_program(before) and _is_wrong(f"{before}\n{line}"):
-            return [*self.finish(), *self._add_python(line)]
+            return [*self.finish(), *self._add_line(line)]
         self._lines.append(line)
         whole = "\n".join(self._lines)
         return [] if _is_wrong(whole) is None else self.finish()
@@ -117,6 +123,11 @@ class ProgramBuffer:
         kept = line[:-1] if continues and self._language not in _SHELLS else line
         self._lines.append(kept)
         return [] if continues else self.finish()
+
+
+def is_command(line: str) -> bool:
+    """Tell whether a line, or a program, is a command of the repl; no Python program is."""
+    return line.startswith(":") and line[1:2].isalpha()
 
 
 def _is_program(source: str) -> bool:

@@ -34,7 +34,7 @@ from ..text.terminal import (
 from .artifacts import without_text_forms, write_artifacts
 from .options import FAILED, SUCCEEDED
 from .packages import packages_of_calls
-from .prompt import ProgramBuffer, PromptReader, reader_of_stdin
+from .prompt import ProgramBuffer, PromptReader, is_command, reader_of_stdin
 from .sandbox import OUTPUT, add_language, add_sandbox, check_language, print_staged, sandbox_of
 
 HELP = """\
@@ -138,11 +138,8 @@ class Repl:
                 is_first = not self._buffer.is_pending
                 if is_first and self._reader.is_interactive and line.strip() in _LEAVE:
                     return 0
-                if is_first and line.startswith(":") and line[1:2].isalpha():
-                    if self._run_command(line[1:]) == "quit":
-                        return 0
-                    continue
-                self._run_all(self._buffer.add(line))
+                if not self._run_all(self._buffer.add(line)):
+                    return 0
             except EOFError:
                 self._run_all(self._buffer.finish())
                 return 0
@@ -158,10 +155,16 @@ class Repl:
             session.close()
             print_staged(session.workspace)
 
-    def _run_all(self, programs: list[str]) -> None:
-        for program in programs:
+    def _run_all(self, entries: list[str]) -> bool:
+        """Run programs and commands; return False, and run no more, after `:quit`."""
+        for entry in entries:
+            if is_command(entry):
+                if self._run_command(entry[1:]) == "quit":
+                    return False
+                continue
             with self._printing_errors():
-                self._show(self._execute(program))
+                self._show(self._execute(entry))
+        return True
 
     def _execute(self, program: str) -> SandboxResult:
         with _interruptible() as cancel:

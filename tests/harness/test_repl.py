@@ -209,6 +209,15 @@ def test_a_script_goes_on_after_a_failure_and_tells_it_at_the_end(tmp_path: Path
     assert "SyntaxError" in done.stderr
 
 
+def test_a_command_ends_a_block_and_runs(tmp_path: Path) -> None:
+    block = "for i in range(2):\n  print(i)\n"
+    done = piped(
+        f"n = 1\n{block}:branch\nn = 2\n{block}:switch main\nn\n{block}:quit\n3\n", tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n1\n0\n1\n1\n0\n1\n")
+    assert "b1 is a branch of main" in done.stderr
+
+
 def test_output_from_a_pipe_is_as_it_is(tmp_path: Path) -> None:
     assert piped("print('\\x1b[1m')", tmp_path).stdout == "\x1b[1m\n"
 
@@ -305,6 +314,9 @@ def programs(language: str, *lines: str) -> list[str]:
         (["def f():\n  1\n\n  2\nf()"], ["def f():\n  1\n\n  2\nf()"]),
         (["1\n2\nfor i in x:\n  3"], ["1\n2\nfor i in x:\n  3"]),
         (["\ud800"], ["\ud800"]),
+        (["for i in x:", "  i", ":files", "y"], ["for i in x:\n  i", ":files", "y"]),
+        (["1\n:files\nfor i in x:\n  i\n:quit"], ["1", ":files", "for i in x:\n  i", ":quit"]),
+        (['"""', ":files", '"""'], ['"""\n:files\n"""']),
     ],
 )  # fmt: skip
 def test_lines_become_programs(lines: list[str], expected: list[str]) -> None:
@@ -314,3 +326,4 @@ def test_lines_become_programs(lines: list[str], expected: list[str]) -> None:
 def test_other_languages_go_on_after_a_backslash() -> None:
     assert programs("javascript", "let x = \\", "  1", "x") == ["let x = \n  1", "x"]
     assert programs("bash", "ls \\", "  -l", "pwd") == ["ls \\\n  -l", "pwd"]
+    assert programs("bash", "ls \\", ":files", ":files") == ["ls \\\n:files", ":files"]
