@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import gc
 import sys
+import warnings
 from collections.abc import Sequence, Set
 
 from ..version import NAME, version_line
@@ -73,13 +74,20 @@ def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
         parser_of().print_help()
         return SUCCEEDED
     options = parser_of(arguments[0]).parse_args(arguments)
-    if not gc.isenabled():  # main.py
+    if not gc.isenabled():  # main.py: this is the command of the process
         gc.freeze()  # or each collection, and the end of the interpreter, would look at what stays
         gc.enable()
+        warnings.showwarning = _show_warning  # type: ignore[assignment]  # it passes all on
     if spawned:
         gc.set_threshold(_THRESHOLD)
     options.spawned = spawned
     return int(options.command(options))
+
+
+def _show_warning(*given: "Any") -> None:
+    from .warning_lines import show_warning  # seldom needed
+
+    show_warning(*given)
 
 
 def parser_of(command: str = "") -> Parser:

@@ -369,6 +369,21 @@ def test_an_old_runtime_is_named_with_its_holes(tmp_path: Path) -> None:
         oci(str(fake))
 
 
+def test_on_the_command_line_a_warning_is_one_line(tmp_path: Path) -> None:
+    fake = tmp_path / "runc"
+    fake.write_text("#!/bin/sh\necho runc version 1.1.5\n")
+    fake.chmod(0o755)
+    command = [sys.executable, "-W", "always", "-m", "cellwright", "run", "--backend", "oci"]
+    done = subprocess.run(
+        [*command, "--runtime", str(fake), "-c", "1"], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if "known holes" in line]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("cellwright: runc 1.1.5 has known holes: ")
+    assert "Warning" not in done.stderr
+
+
 def test_a_policy_that_demands_a_kernel_is_refused_where_it_is_shared(runtime: str) -> None:
     policy = {"isolation": {"kernel": "own"}, "optional_layers": list(OPTIONAL)}
     with pytest.raises(Unenforceable, match="own_kernel: cells share the kernel of this host"):
