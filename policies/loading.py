@@ -12,10 +12,11 @@ from .errors import PolicyError
 from .network.rule import NetworkDenial, NetworkRule
 from .policy import Policy, check_policy
 from .similar import did_you_mean
-from .toml_file import is_about_unknown_field, place_of, similar_field
+from .toml_file import invalid_field, place_of
 from .tools import ToolRule
 
 _PROFILES = Path(__file__).parent / "profiles"
+_DOCUMENT = "policies/README.md lists every field"
 _DEEPEST = 8
 _NOT_A_TABLE = re.compile(r"Expected `object`.*`\$\.([\w.]+)\[")
 _TABLES = {
@@ -48,26 +49,29 @@ def policy_of_data(data: Mapping[str, Any]) -> Policy:
     try:
         return check_policy(msgspec.convert(merged, Policy))
     except msgspec.ValidationError as error:
-        raise PolicyError(f"policy: {error}", _meant(str(error))) from None
+        raise PolicyError(*_explained(str(error))) from None
 
 
 def check_named(name: str, data: dict[str, Any]) -> Policy:
     """Return the policy in `data`; an error names the file that the data came from."""
     try:
         return check_policy(msgspec.convert(data, Policy))
-    except (ValueError, msgspec.ValidationError) as error:
-        raise PolicyError(f"{_place(name, str(error))}: {error}", _meant(str(error))) from None
+    except msgspec.ValidationError as error:
+        what, hint = _explained(str(error))
+        raise PolicyError(f"{_place(name, str(error))}: {what}", hint) from None
+    except PolicyError as error:
+        raise PolicyError(f"{_place(name, error.what)}: {error.what}", error.hint) from None
 
 
-def _meant(complaint: str) -> str:
-    """Return a hint: how a table is written, or the known field most similar to an unknown one."""
-    if table := _NOT_A_TABLE.search(complaint):
-        return _TABLES.get(table[1], "")
-    if not is_about_unknown_field(complaint):
-        return ""
+def _explained(complaint: str) -> tuple[str, str]:
+    """Return what msgspec complains of, beginning with the field, and a hint: how a table is written,
+    or the known field or value most similar to an unknown one."""
     sections = [each.type for each in msgspec.structs.fields(Policy)]
-    close = similar_field(complaint, (Policy, *sections, NetworkRule, NetworkDenial, ToolRule))
-    return f"did you mean {close}?" if close else "policies/README.md lists every field"
+    what, hint = invalid_field(
+        complaint, Policy, (*sections, NetworkRule, NetworkDenial, ToolRule), _DOCUMENT
+    )
+    table = _NOT_A_TABLE.search(complaint)
+    return what, (_TABLES.get(table[1], "") if table else hint)
 
 
 def _merged(name: str, below: tuple[str, ...], beside: Path | None = None) -> dict[str, Any]:

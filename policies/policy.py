@@ -323,9 +323,9 @@ def named_layers(where: str, names: object) -> tuple[str, ...]:
 def check_validation(validation: Validation) -> None:
     """Raise PolicyError for an unknown mode, which would enforce nothing, or an invalid list."""
     if validation.mode not in _MODES:
-        raise PolicyError(
-            f"validation.mode: must be one of {', '.join(_MODES)}, got {validation.mode!r}"
-        )
+        from .similar import no_choice  # only for errors
+
+        raise PolicyError(*no_choice("validation.mode", validation.mode, _MODES))
     for name in ("blocked_imports", "allowed_imports", "blocked_builtins"):
         check_names(f"validation.{name}", getattr(validation, name))
 

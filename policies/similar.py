@@ -33,5 +33,11 @@ def did_you_mean(word: object, known: Iterable[str], otherwise: str = "") -> str
     return f"did you mean {found}?" if found else otherwise
 
 
+def no_choice(where: str, value: object, choices: Iterable[str]) -> tuple[str, str]:
+    """Return what is wrong with the field `where`, whose value must be one of `choices`, and a hint."""
+    known = tuple(choices)
+    return f"{where}: must be one of {', '.join(known)}, got {value!r}", did_you_mean(value, known)
+
+
 def _folded(name: str) -> str:
     return name.lower().replace("_", "-")

@@ -5,19 +5,32 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 import msgspec
 
 from .errors import PolicyError
-from .similar import similar
+from .similar import no_choice, similar
 
 MOST_BYTES = 1024 * 1024
 _NEAR = 0.75  # of difflib: names of fields are long
 _WHERE = re.compile(r"`\$\.?([\w.]*)(?:\[(\d+)\])?([\w.]*)[^`]*`")
 _UNKNOWN = re.compile(r"unknown field `(\w+)`")
+_COMPLAINT = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?([^`]*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_NO_CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_TYPES = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "a table",
+    "str": "text",
+}
 
 
 def read_regular_file(path: Path, *, owned: bool = False) -> str:
@@ -56,22 +69,62 @@ def parsed_toml(text: str, path: Path) -> dict[str, Any]:
         raise PolicyError(f"{path}: not TOML: {error}") from None
 
 
-def similar_field(complaint: str, structs: Iterable[object]) -> str:
-    """Return the known field most similar to the unknown one that msgspec complains of, else ""."""
-    if not (unknown := _UNKNOWN.search(complaint)):
-        return ""
-    known = [
-        each.name
-        for struct in structs
-        if isinstance(struct, type) and issubclass(struct, msgspec.Struct)
-        for each in msgspec.structs.fields(struct)
-    ]
-    return similar(unknown[1], known, _NEAR)
+def invalid_field(
+    complaint: str, struct: type, below: Iterable[object], document: str
+) -> tuple[str, str]:
+    """Return what msgspec complains of, beginning with the field as in `limits.cpus`, and a hint.
+
+    `struct` is the type of the whole, `below` are the types of its tables; `document` says where the
+    fields are listed.
+    """
+    found = _COMPLAINT.fullmatch(complaint)
+    what, where = (found[1], found[2] or "") if found else (complaint, "")
+    if unknown := _UNKNOWN.search(what):
+        fields = [each.name for table in (struct, *below) for each in _fields(table)]
+        meant = similar(unknown[1], fields, _NEAR)
+        hint = f"did you mean {meant}?" if meant else document
+        return f"{_joined(where, unknown[1])}: unknown field", hint
+    if missing := _MISSING.fullmatch(what):
+        return f"{_joined(where, missing[1])}: is missing", ""
+    if (value := _NO_CHOICE.fullmatch(what)) and (choices := _choices(struct, where)):
+        return no_choice(where, value[1], choices)
+    if wrong := _WRONG_TYPE.fullmatch(what):
+        expected, got = (
+            " or ".join(_TYPES.get(each, each) for each in kinds.split(" | "))
+            for kinds in wrong.groups()
+        )
+        what = f"must be {expected}, got {got}"
+    return (f"{where}: {what}" if where else what), ""
 
 
-def is_about_unknown_field(complaint: str) -> bool:
-    """Tell whether msgspec complains of an unknown field."""
-    return bool(_UNKNOWN.search(complaint))
+def _joined(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _fields(struct: object) -> tuple[msgspec.structs.FieldInfo, ...]:
+    if isinstance(struct, type) and issubclass(struct, msgspec.Struct):
+        return msgspec.structs.fields(struct)
+    return ()
+
+
+def _choices(struct: Any, where: str) -> tuple[str, ...]:
+    """Return the values of the field `where` below `struct`, if these are words."""
+    found = struct
+    for name in re.split(r"[.\[]", where):
+        if name.endswith("]"):  # of an item
+            found = next(iter(_parts(found)), None)
+        else:
+            found = next((each.type for each in _fields(found) if each.name == name), None)
+    return tuple(each for each in _parts(found) if isinstance(each, str))
+
+
+def _parts(kind: object) -> Iterator[object]:
+    """Yield the arguments of a type, such as the values of a Literal, without `None` and unions."""
+    for each in get_args(kind):
+        if isinstance(kind, UnionType) and get_args(each):
+            yield from _parts(each)
+        elif each is not NoneType:
+            yield each
 
 
 def place_of(path: Path, text: str, complaint: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from cellwright import PolicyError
 from cellwright.policies.loading import load_policy, policy_of_data, profile_names
+from cellwright.policies.policy import Policy, Validation, check_policy
 
 
 def written(directory: Path, text: str, name: str = "p.toml") -> str:
@@ -52,7 +53,7 @@ WRONG = {
     "a bad second rule": (
         "[[tools.rules]]\ntool = '*'\neffect = 'deny'\n[[tools.rules]]\ntool = 1\neffect = 'deny'\n",
         5,
-        "str",
+        "tools.rules[1].tool: must be text",
     ),
     "a bad mode": ("[validation]\nmode = 'maybe'\n", 2, "maybe"),
 }
@@ -89,3 +90,31 @@ def test_an_unknown_field_of_a_rule_is_answered_with_the_one_that_was_meant() ->
         policy_of_data({"network": {"allow": [{"host": "api.example.org", "port": 443}]}})
     with pytest.raises(PolicyError, match=r"did you mean effect\?"):
         policy_of_data({"tools": {"rules": [{"tool": "*", "efect": "deny"}]}})
+
+
+NO_FIELDS = {
+    "validation.mode: must be one of off, advise, enforce, got 'enforced'\nhint: did you mean enforce?": {
+        "validation": {"mode": "enforced"}
+    },
+    "network.allow[0].schemes[0]: must be one of http, https, tcp, got 'htps'\nhint: did you mean https?": {
+        "network": {"allow": [{"host": "a.example", "schemes": ["htps"]}]}
+    },
+    "limits.wall_seconds: must be a number, got text": {"limits": {"wall_seconds": "30"}},
+    "filesystem.read[0]: must be text, got a whole number": {"filesystem": {"read": [1]}},
+    "limit: unknown field\nhint: did you mean limits?": {"limit": {}},
+    "limits.cpu: unknown field\nhint: did you mean cpus?": {"limits": {"cpu": 1}},
+    "network.deny[0].host: is missing": {"network": {"deny": [{}]}},
+    "environment[...]: must be text, got a whole number": {"environment": {"A": 1}},
+}
+
+
+@pytest.mark.parametrize(("message", "data"), NO_FIELDS.items(), ids=NO_FIELDS)
+def test_an_error_of_the_data_begins_with_the_field(message: str, data: dict[str, object]) -> None:
+    with pytest.raises(PolicyError) as error:
+        policy_of_data(data)
+    assert str(error.value) == message
+
+
+def test_an_unknown_mode_of_a_policy_made_in_python_is_told_the_same() -> None:
+    with pytest.raises(PolicyError, match=r"^validation\.mode: .*\nhint: did you mean enforce\?"):
+        check_policy(Policy(validation=Validation(mode="enforced")))  # type: ignore[arg-type]

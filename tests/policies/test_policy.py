@@ -59,7 +59,7 @@ def test_a_policy_file_is_loaded_by_its_path(tmp_path) -> None:
 BAD_FILES = {
     "unknown table": ("[netwrok]\n", "netwrok"),
     "unknown key": ("[limits]\nmemory = 5\n", "limits"),
-    "unknown key is named": ("[limits]\nmemory = 5\n", "`memory`"),
+    "unknown key is named": ("[limits]\nmemory = 5\n", "limits.memory: unknown field"),
     "unknown top-level key": ("colour = 1\n", "colour"),
     "wrong type": ('[limits]\nprocesses = "many"\n', "limits.processes"),
     "fraction of a process": ("[limits]\nprocesses = 2.5\n", "limits.processes"),

@@ -16,11 +16,10 @@ from ....policies.errors import PolicyError
 from ....policies.loading import load_policy, profile_names
 from ....policies.policy import Policy, named_layers
 from ....policies.toml_file import (
-    is_about_unknown_field,
+    invalid_field,
     parsed_toml,
     place_of,
     read_regular_file,
-    similar_field,
 )
 from ....runner.settings import PauseSettings, PoolSettings, SessionSettings
 from .limits import ServeLimits
@@ -148,6 +147,7 @@ class DaemonConfiguration(_Table, frozen=True, kw_only=True):
         return ServeLimits(**msgspec.structs.asdict(self.limits))
 
 
+_TABLES = (SessionTable, PauseTable, QuotaTable, TenantTable, LimitsTable)
 NEED_RESTART = (
     "socket", "socket_group", "audit", "metrics", "request_log", "opentelemetry", "limits",
 )  # fmt: skip
@@ -166,9 +166,8 @@ def read_configuration(path: Path) -> DaemonConfiguration:
         _check_backend(checked)
         policies_of(checked)
     except msgspec.ValidationError as error:
-        raise PolicyError(
-            f"{place_of(path, text, str(error))}: {error}", _hint(str(error))
-        ) from None
+        what, hint = invalid_field(str(error), DaemonConfiguration, _TABLES, _DOCUMENT)
+        raise PolicyError(f"{place_of(path, text, str(error))}: {what}", hint) from None
     except PolicyError as error:
         place = place_of(path, text, error.what)
         raise PolicyError(f"{place}: {error.what}", error.hint) from None
@@ -286,13 +285,3 @@ def _with_absolute_paths(read: DaemonConfiguration, beside: Path) -> DaemonConfi
         if "/" in (getattr(read, name) or ""):
             changed[name] = place(getattr(read, name))
     return msgspec.structs.replace(read, **changed)
-
-
-def _hint(complaint: str) -> str:
-    if not is_about_unknown_field(complaint):
-        return ""
-    tables = (
-        DaemonConfiguration, SessionTable, PauseTable, QuotaTable, TenantTable, LimitsTable,
-    )  # fmt: skip
-    close = similar_field(complaint, tables)
-    return f"did you mean {close}?" if close else _DOCUMENT
