@@ -42,6 +42,9 @@ class Usage(msgspec.Struct, frozen=True):
     output_bytes: int = 0
 
 
+SEVERAL = "several"  # the `process` of a violation that counts attempts of any process
+
+
 class Violation(msgspec.Struct, frozen=True):
     """A forbidden attempt of the guest, seen from outside."""
 

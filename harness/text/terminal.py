@@ -6,7 +6,7 @@ import sys
 from typing import TextIO
 
 from ...policies.languages import PYTHON
-from ...runner.result import SandboxResult, Violation
+from ...runner.result import SEVERAL, SandboxResult, Violation
 from .hidden import replace_hidden
 
 _SHOWN, _LONGEST = 10, 300  # violations on a terminal, and characters of one
@@ -109,8 +109,11 @@ def violation_lines(result: SandboxResult) -> list[str]:
     """Return the first ten violations of a program, one a line."""
     refused = coloured("refused", "yellow", sys.stderr)
     lines = [f"cellwright: {refused}: {_attempt(each)}" for each in result.violations[:_SHOWN]]
-    if left_out := len(result.violations) - len(lines):
-        lines.append(f"cellwright: and {left_out:,} more that were refused; --json has them all")
+    if left_out := result.violations[_SHOWN:]:
+        is_complete = all(each.process != SEVERAL for each in left_out)
+        where = "has them all" if is_complete else "has the first in full, and counts the others"
+        attempts = sum(each.count for each in left_out)
+        lines.append(f"cellwright: and {attempts:,} more that were refused; --json {where}")
     return lines
 
 

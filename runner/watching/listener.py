@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ...policies.plan import Plan
 from ..kernel import notifications
 from ..kernel.notifications import Notification
-from ..result import Violation
+from ..result import SEVERAL, Violation
 from . import evidence
 from .evidence import OpenAttempt
 from .locks import Locks
@@ -123,6 +123,6 @@ class Listener:
             key = key if self._has_room else (call, ())
             if not notifications.is_waiting(self._descriptor, notification):
                 return  # it died: what was read may have been another's
-            who = evidence.who(notification.thread) if self._has_room else "several"
+            who = evidence.who(notification.thread) if self._has_room else SEVERAL
             self._noted.setdefault(key, Violation(call, key[1], rule, who))
         self._counts[key] = self._counts.get(key, 0) + 1

@@ -484,6 +484,15 @@ def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> 
     assert run("-v", "-c", code).stderr.count("cellwright: refused: openat") == 2
 
 
+def test_attempts_past_those_that_are_noted_in_full_are_counted() -> None:
+    code = "for n in range({}):\n try: open(f'/etc/{{n}}')\n except OSError: pass\n1 / 0"
+    said = "cellwright: and {} more that were refused; --json {}"
+    all_noted = run("-c", code.format(50)).stderr.splitlines()
+    assert said.format(40, "has them all") in all_noted
+    counted = run("-c", code.format(300)).stderr.splitlines()
+    assert said.format(290, "has the first in full, and counts the others") in counted
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
