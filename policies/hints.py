@@ -29,6 +29,11 @@ _READ_ONLY = re.compile(  # in Python, Node, Ruby; of a path and a new path the 
     r"[Rr]ead-only file system(?:: |, \w{1,20} | @ \w{1,30} - )\(?'?"
     r"(?:[^'\n]{1,4096}' -> ')?([^'\n]{1,4096})"
 )
+_FULL = re.compile(  # in Python, Ruby, Node, and tools of a shell
+    r"\[Errno 2[78]\] |Errno::E(?:FBIG|NOSPC): |\bE(?:FBIG|NOSPC): "
+    r"|File too large$|No space left on device$", re.MULTILINE,
+)  # fmt: skip
+_NO_INPUT = "EOFError: EOF when reading a line"
 # Modules whose packages have other names; any other name is tried as it is.
 _PACKAGES = {
     "PIL": "pillow",
@@ -106,6 +111,16 @@ def _of_error(error: str) -> Iterator[str]:
         yield _not_writable(found[1])
     if _NO_NETWORK.search(error):
         yield _NETWORK
+    if _FULL.search(error):
+        yield (
+            "files in /workspace, and again in /tmp, have limits.workspace_bytes of the policy, and "
+            "their number has limits.workspace_inodes: set these higher in your policy"
+        )
+    if error.startswith(_NO_INPUT):
+        yield (
+            "a program has no standard input but the one that you pass: pass a file with --stdin "
+            "FILE, or that of the command with --stdin - (stdin=)"
+        )
 
 
 def missing_module(name: str) -> str:

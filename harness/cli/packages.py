@@ -73,8 +73,14 @@ def store_of(options: argparse.Namespace, directory: str | None = None) -> "Pack
 
 
 def packages_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of `Sandbox` about packages, none without --packages."""
+    """Return the arguments of `Sandbox` about packages, none without --packages.
+
+    Raises PolicyError for a source of packages without --packages, which would fetch nothing.
+    """
     if not options.packages:
+        for name in ("find_links", "no_index", "index_url"):
+            if getattr(options, name, None):
+                raise PolicyError(f"--{name.replace('_', '-')}: needs --packages")
         return {}
     wanted = requirements_of("--packages", options.packages)
     return {"packages": wanted, "package_store": store_of(options)}

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # Compiled when there is an error.
 _CHOICE = r"invalid choice: '(.*?)'"
 _COLUMNS = 80  # of what is not a terminal
-_NUMBER = r"invalid (?:float|int) value: ('.*')"
+_NUMBER = r"argument (\S+): invalid (?:float|int) value: ('.*')"
+_UNITS = {"MB": " of MiB", "S": " of seconds"}  # by the metavar of the option
 _CHOICES = r"'?([^', ()]+)'?"
 _OPTIONS_NEAR = 0.75  # of difflib: options are long, and share their dashes
 
@@ -64,7 +65,10 @@ class Parser(argparse.ArgumentParser):
         if "not allowed with argument" in message and (options := self._unknown_options()):
             # the value of an unknown option was taken for FILE, which -c excludes
             message = f"unrecognized arguments: {options[0]}"
-        message = re.sub(_NUMBER, r"must be a number, got \1", message)
+        if number := re.fullmatch(_NUMBER, message):
+            message = (
+                f"argument {number[1]}: must be a number{self._unit(number[1])}, got {number[2]}"
+            )
         if "required: COMMAND" in message:
             message = f"a command is missing: {', '.join(known)}"
         message = message.replace("one of the arguments FILE -c is", "FILE or -c CODE is")
@@ -83,6 +87,10 @@ class Parser(argparse.ArgumentParser):
             hint = "arguments of the program go behind --. "
         prog = given.prog
         self.exit(2, f'{prog}: {message}\nhint: {hint}"{prog} --help" lists everything\n')
+
+    def _unit(self, option: str) -> str:
+        metavars = [each.metavar for each in self._actions if option in each.option_strings]
+        return _UNITS.get(str(metavars[0]), "") if metavars else ""
 
     def _given_command(self) -> "Parser":
         """Return the parser of the command that was given: argparse reports its unknown arguments to

@@ -484,6 +484,16 @@ def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> 
     assert run("-v", "-c", code).stderr.count("cellwright: refused: openat") == 2
 
 
+def test_a_full_workspace_and_missing_input_have_hints() -> None:
+    for code, word in (
+        ("open('big', 'wb').write(b'x' * (100 << 20))", "limits.workspace_bytes"),
+        ("print(input())", "--stdin -"),
+    ):
+        hint = run("-c", code, stdin="hello").stderr.splitlines()[-1]
+        assert hint.startswith("hint: ")
+        assert word in hint
+
+
 def test_attempts_past_those_that_are_noted_in_full_are_counted() -> None:
     code = "for n in range({}):\n try: open(f'/etc/{{n}}')\n except OSError: pass\n1 / 0"
     said = "cellwright: and {} more that were refused; --json {}"
@@ -538,7 +548,16 @@ def test_a_command_says_that_it_waits_for_a_workspace(
     ("arguments", "said"),
     [
         (["run"], "FILE or -c CODE is required"),
-        (["run", "--timeout", "x", "-c", "1"], "argument --timeout: must be a number, got 'x'"),
+        (
+            ["run", "--timeout", "x", "-c", "1"],
+            "argument --timeout: must be a number of seconds, got 'x'",
+        ),
+        (
+            ["run", "--memory", "64M", "-c", "1"],
+            "argument --memory: must be a number of MiB, got '64M'",
+        ),
+        (["run", "--find-links", ".", "-c", "1"], "--find-links: needs --packages"),
+        (["repl", "--no-index"], "--no-index: needs --packages"),
         (["run", "--policy", "{text}", "-c", "1"], "text': not TOML: "),
         (["run", "--audit", "{directory}", "-c", "1"], "Is a directory"),
         (["learn", "{empty}"], "empty: the source is empty"),
