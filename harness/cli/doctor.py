@@ -7,6 +7,7 @@ import platform
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from .options import (
 from .repairs import MOUNT_PROC, apparmor_profile, repair_of_launch, repair_of_layer
 
 if TYPE_CHECKING:
+    from ...runner.oci.runtime import OciRuntime
     from ..mcp.config import ServerConfig
 
 _MIB = 1024 * 1024
@@ -294,26 +296,42 @@ def _sockets() -> Check:
 
 
 def _oci_runtimes() -> list[Check]:
-    """Check the version of each OCI runtime that is installed, which no cell needs."""
+    """Check each OCI runtime that is installed by running a program in a container that it makes."""
     from ...runner.oci.runtime import KERNELS, find_oci_runtime
 
-    checks = []
+    failures: dict[OciRuntime, str] = {}
     for name in KERNELS:
-        try:
+        with contextlib.suppress(LaunchError):
             runtime = find_oci_runtime(name)
-        except LaunchError:
-            continue
-        kernel = (
-            "the kernel of this host" if runtime.kernel == "shared" else "a kernel of their own"
-        )
-        proof = f'{runtime}, for Sandbox(backend="oci"): containers have {kernel}'
-        if runtime.holes:
-            why = f"{proof}; this version has {runtime.holes}"
-            repair = "install a newer version, unless your distribution has repaired this one"
-            checks.append(Check(f"oci {name}", "WARN", why, repair))
-        else:
-            checks.append(Check(f"oci {name}", "PASS", proof, ""))
-    return checks
+            failures[runtime] = _failure_of_runtime(name)
+    working = next((each.name for each, why in failures.items() if not why), "")
+    return [_oci_runtime(runtime, why, working) for runtime, why in failures.items()]
+
+
+def _failure_of_runtime(name: str) -> str:
+    """Return why a container of this runtime runs no program; empty if it runs one."""
+    policy = Policy(name="doctor", optional_layers=OPTIONAL_LAYERS)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its holes, which the check names
+            with Sandbox(policy=policy, backend="oci", runtime=name, pool=0) as sandbox:
+                result = sandbox.execute("1 + 1")
+    except CellwrightError as error:
+        return _in_one_line(error)
+    return "" if result.value == 2 else f"1 + 1: {result.reason}, {result.error}"
+
+
+def _oci_runtime(runtime: "OciRuntime", failure: str, working: str) -> Check:
+    name = f"oci {runtime.name}"
+    if failure:
+        use = f"--runtime {working}, which works" if working else "install another runtime"
+        return Check(name, "WARN", f"{runtime} runs no program: {failure}", use)
+    kernel = "the kernel of this host" if runtime.kernel == "shared" else "a kernel of their own"
+    proof = f'{runtime}, for Sandbox(backend="oci"): containers have {kernel}'
+    if runtime.holes:
+        repair = "install a newer version, unless your distribution has repaired this one"
+        return Check(name, "WARN", f"{proof}; this version has {runtime.holes}", repair)
+    return Check(name, "PASS", proof, "")
 
 
 def _egress() -> Check:

@@ -86,7 +86,8 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runtime",
         metavar="R",
-        help="with --backend oci: runc, crun (default), youki, runsc, krun, or a path",
+        help="with --backend oci: crun, runc, youki, runsc, krun, or a path; default the first of "
+        "crun, runc and youki that this host's cgroups permit",
     )
     parser.add_argument(
         "--rootfs", metavar="DIR",

@@ -108,8 +108,8 @@ class Sandbox(Executing):
     `policy`: the name of a shipped profile, the path of a TOML file, a mapping as TOML has it, a
     Policy or a PermissionSet; instead of `config`.
     `python`: another interpreter of the host: a version, such as "3.12", or a path.
-    `runtime`: the same as "python:3.12"; with `backend="oci"` an OCI runtime, such as "crun" (the
-    default), or its path.
+    `runtime`: the same as "python:3.12"; with `backend="oci"` an OCI runtime or its path; default
+    the first of crun, runc and youki that this host's cgroups permit.
     `backend`: "cells", or "oci": the launcher runs in a container of that runtime, and cells in there.
     With `fresh_exec` each cell has a container of its own.
     `rootfs`: with `backend="oci"`, the root of a file system whose files programs see in place of the

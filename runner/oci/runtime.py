@@ -20,8 +20,11 @@ KERNELS: dict[str, Kernel] = {
     "runc": "shared", "crun": "shared", "youki": "shared",
     "runsc": "gvisor", "krun": "vm", "kata-runtime": "vm",
 }  # fmt: skip
+_DEFAULTS = ("crun", "runc", "youki")
 ENGINES = ("podman", "docker", "nerdctl")
 _PLACES = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
+# crun refuses a host that has controllers here beside v1 (src/libcrun/cgroup-utils.c)
+_UNIFIED = "/sys/fs/cgroup/unified/cgroup.controllers"
 _VERSION = re.compile(r"^(\S+) version (?:release-)?v?(\d+)(?:\.(\d+))?(?:\.(\d+))?", re.MULTILINE)
 _KEPT_VARIABLES = (
     "HOME",
@@ -63,6 +66,17 @@ class OciRuntime(NamedTuple):
         found = [each for repaired, each in _REPAIRED.get(self.name, ()) if self.version < repaired]
         return ", ".join(found)
 
+    @property
+    def repair(self) -> str:
+        """What to do where this runtime fails."""
+        other = next((each for each in installed_runtimes() if each != self.name), "")
+        if not other:
+            return "install another runtime, and name it with --runtime"
+        return (
+            f'name another runtime: --runtime {other}, in Python runtime="{other}"; '
+            '"cellwright doctor" tries each'
+        )
+
     def __str__(self) -> str:
         return f"{self.name} {'.'.join(map(str, self.version))}"
 
@@ -85,16 +99,39 @@ class OciRuntime(NamedTuple):
         said = os.dup(stderr) if stderr >= 0 else os.memfd_create("oci", os.MFD_CLOEXEC)
         try:
             before = os.lseek(said, 0, os.SEEK_END)
-            code = _run(list(command), sock, said, _SECONDS)
+            try:
+                code = _run(list(command), sock, said, _SECONDS)
+            except LaunchError as error:
+                raise LaunchError(error.what, self.repair) from None
             if code:
                 how = f"exit status {code}" if code > 0 else f"signal {-code}"
                 raise LaunchError(
                     f"{self.name} failed at {_verb(command)} ({how}): {last_words(said, before)}",
-                    f"`{self.program} --version` tells whether it runs; "
-                    "harness/sandbox/containers/README.md explains its failures",
+                    self.repair,
                 )
         finally:
             os.close(said)
+
+
+def installed_runtimes() -> list[str]:
+    """Return the names of the runtimes of this host, without those that its cgroups rule out, the
+    default first."""
+    names = dict.fromkeys((*_DEFAULTS, *KERNELS))
+    return [each for each in names if shutil.which(each, path=_PLACES) and not _is_ruled_out(each)]
+
+
+def default_runtime() -> str:
+    """Return the runtime of a caller that names none: the first of crun, runc and youki that is
+    installed and that does not refuse this host's cgroups, else crun."""
+    return next((each for each in installed_runtimes() if each in _DEFAULTS), _DEFAULTS[0])
+
+
+def _is_ruled_out(name: str) -> bool:
+    if name not in ("crun", "krun"):
+        return False
+    with contextlib.suppress(OSError), open(_UNIFIED) as file:
+        return bool(file.read().strip())
+    return False
 
 
 def find_oci_runtime(named: object) -> OciRuntime:

@@ -105,7 +105,9 @@ class SingleCallContainer:
                 os.waitpid(pid, 0)
         if not watch.began_at and not watch.cause:
             words = last_words(stderr)
-            raise LaunchError(f"{oci.name} made no container that runs a program: {words}")
+            raise LaunchError(
+                f"{oci.name} made no container that runs a program: {words}", oci.repair
+            )
         return SingleRun(watch.observation(), watch.began_at, watch.files)
 
 

@@ -13,6 +13,7 @@ import pytest
 from cellwright import Sandbox, SandboxConfig, Unenforceable, Workspaces
 from cellwright.harness.cli import doctor
 from cellwright.runner.host.loopback_name import loopback_name
+from cellwright.runner.oci import runtime
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -402,6 +403,25 @@ def test_doctor_tries_no_name_where_only_localhost_is_this_host(
     monkeypatch.setattr(doctor, "loopback_name", lambda: None)
     check = doctor._egress()
     assert (check.verdict, bool(check.repair)) == ("WARN", True)
+
+
+@pytest.mark.needs("runc", "userns")
+def test_doctor_runs_a_program_in_a_container_of_each_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "crun"
+    broken.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo crun version 9.9\necho no hybrids >&2\nexit 1\n'
+    )
+    broken.chmod(0o755)
+    monkeypatch.setattr(runtime, "_PLACES", f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin")
+    found = {check.layer: check for check in doctor._oci_runtimes()}
+    assert (found["oci crun"].verdict, found["oci crun"].repair) == (
+        "WARN", "--runtime runc, which works",
+    )  # fmt: skip
+    assert "crun 9.9.0 runs no program: crun failed at create" in found["oci crun"].proof
+    assert found["oci crun"].proof.endswith("no hybrids")
+    assert "containers have the kernel of this host" in found["oci runc"].proof
 
 
 def test_doctor_ends_with_a_verdict_that_is_what_run_does(tmp_path: Path) -> None:

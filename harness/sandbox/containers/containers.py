@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 from ....policies.errors import PolicyError
 from ....runner.oci.container import SpawnedContainer
 from ....runner.oci.rootfs import open_rootfs
-from ....runner.oci.runtime import find_oci_runtime
+from ....runner.oci.runtime import default_runtime, find_oci_runtime
 from ....runner.spawn import interpreter
 from ..checks import check_host_path
 from .images import rootfs_of
 
 if TYPE_CHECKING:
     from ..pythons import HostPython
-
-DEFAULT_RUNTIME = "crun"
 
 
 def check_holds_sessions(named: str | os.PathLike[str] | None) -> None:
@@ -24,7 +22,7 @@ def check_holds_sessions(named: str | os.PathLike[str] | None) -> None:
 
     Raises LaunchError if the host lacks the runtime.
     """
-    runtime = find_oci_runtime(named or DEFAULT_RUNTIME)
+    runtime = find_oci_runtime(named or default_runtime())
     if runtime.kernel != "shared":
         raise PolicyError(
             f"runtime: {runtime.name} makes a container with a kernel of its own for each call, which "
@@ -42,7 +40,7 @@ def container_of(
     `named` is the runtime, `files` the root file system.  Raises PolicyError for invalid arguments,
     LaunchError if the host lacks the runtime.
     """
-    runtime = find_oci_runtime(named or DEFAULT_RUNTIME)
+    runtime = find_oci_runtime(named or default_runtime())
     if runtime.holes:
         warnings.warn(
             f"{runtime} has known holes: {runtime.holes}; install a newer version, unless your "

@@ -25,7 +25,7 @@ from ....runner.execution import WorkspaceChanges, called_off, look_at_files, ph
 from ....runner.host.probe import probe_host
 from ....runner.messages import RunProgram, SingleCall
 from ....runner.oci.container import SpawnedContainer
-from ....runner.oci.runtime import find_oci_runtime
+from ....runner.oci.runtime import default_runtime, find_oci_runtime
 from ....runner.oci.single_call import SingleCallContainer
 from ....runner.outcome import Count, conclude
 from ....runner.request import Request
@@ -39,7 +39,7 @@ from ..parameters import (
 )
 from ..pipeline import RequestPipeline, rules_of
 from ..sandbox_arguments import SandboxArguments, audit_log_of, policy_of_arguments, python_of
-from .containers import DEFAULT_RUNTIME, container_of
+from .containers import container_of
 from .unpacking import Unpacking, UnpackLimits
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def own_kernel_calls(given: SandboxArguments) -> OwnKernelCalls | None:
 
     Raises PolicyError, Unenforceable, and LaunchError if the host lacks the runtime.
     """
-    if find_oci_runtime(given.runtime or DEFAULT_RUNTIME).kernel == "shared":
+    if find_oci_runtime(given.runtime or default_runtime()).kernel == "shared":
         return None
     container = container_of(given.runtime, given.rootfs, python_of(given))
     return OwnKernelCalls(given, container)

@@ -10,10 +10,11 @@ from cellwright.policies.compile import compile_policy
 from cellwright.policies.errors import LaunchError, PolicyError
 from cellwright.policies.host import Host
 from cellwright.policies.policy import Policy
+from cellwright.runner.oci import runtime
 from cellwright.runner.oci.config import Ids, Mount, container_config
 from cellwright.runner.oci.container import _without_inner
 from cellwright.runner.oci.rootfs import open_rootfs
-from cellwright.runner.oci.runtime import OciRuntime, find_oci_runtime
+from cellwright.runner.oci.runtime import OciRuntime, default_runtime, find_oci_runtime
 from tests.conftest import CAPS
 
 PLAN = compile_policy(
@@ -108,6 +109,40 @@ def test_a_runtime_is_known_by_what_it_says(
     assert found.kernel == kernel
     assert holes in found.holes
     assert bool(found.holes) == bool(holes)
+
+
+def test_the_default_is_the_first_runtime_that_the_cgroups_permit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controllers = tmp_path / "cgroup.controllers"
+    monkeypatch.setattr(runtime, "_PLACES", str(tmp_path))
+    monkeypatch.setattr(runtime, "_UNIFIED", str(controllers))
+    assert default_runtime() == "crun"  # which is not installed, as the error about it says
+    for name in ("crun", "runc", "runsc"):
+        program(tmp_path / name, f"echo {name} version 9.9.9")
+    assert default_runtime() == "crun"
+    controllers.write_text("\n")
+    assert default_runtime() == "crun"
+    controllers.write_text("hugetlb\n")
+    assert default_runtime() == "runc"
+    (tmp_path / "runc").unlink()
+    assert default_runtime() == "crun"  # runsc holds no sessions; crun says what it refuses
+
+
+def test_the_hint_of_a_runtime_that_fails_names_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "_PLACES", str(tmp_path))
+    failing = OciRuntime(str(program(tmp_path / "crun", "echo no >&2; exit 1")), "crun", (9, 9, 9))
+    with pytest.raises(LaunchError, match=r"failed at start .*: no\nhint: install another runtime"):
+        failing.call(failing.command("/state", "start", "x"))
+    program(tmp_path / "runc", "exit 0")
+    with pytest.raises(LaunchError, match=r"\nhint: name another runtime: --runtime runc, "):
+        failing.call(failing.command("/state", "start", "x"))
+    monkeypatch.setattr(runtime, "_SECONDS", 0.1)
+    slow = OciRuntime(str(program(tmp_path / "crun", "exec /bin/sleep 9")), "crun", (9, 9, 9))
+    with pytest.raises(LaunchError, match=r"did not end .*\nhint: name another .*--runtime runc, "):
+        slow.call(slow.command("/state", "start", "x"))
 
 
 def test_a_rootfs_shows_all_but_what_cells_have_of_their_own(tmp_path: Path) -> None:
