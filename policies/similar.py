@@ -5,6 +5,7 @@ from collections.abc import Iterable
 _NEAR = 0.6  # of difflib's ratio: near enough for a typing error in a short name
 _LONGEST = 100  # characters: difflib takes quadratic time
 _MOST = 1000  # known names
+_MOST_WORK = 1_000_000  # pairs of characters: 0.2 s of difflib, at most
 _PREFIX = 3  # characters that suffice as the beginning of a name
 
 
@@ -19,7 +20,11 @@ def similar(word: str, known: Iterable[str], near: float = _NEAR) -> str:
     import itertools
 
     folded: dict[str, str] = {}
+    most = _MOST_WORK
     for name in itertools.islice(known, _MOST):
+        most -= len(word) * min(len(name), 2 * _LONGEST)
+        if most < 0:
+            break
         folded.setdefault(_folded(name), name)
     wanted = _folded(word)
     begun = [name for name in folded if len(wanted) >= _PREFIX and name.startswith(wanted)]

@@ -188,5 +188,11 @@ class SandboxTools:
 
 
 def _refusal(call: Call, error: CellwrightError) -> Answer:
-    """Return the answer for `error`; its message is cut, since it may repeat text of the program."""
-    return Answer(call.number, None, error.kind, error.what[:_LONGEST_WORDS])
+    """Return the answer for `error`; its message is cut, since it may repeat text of the program.
+
+    Of the hints only that about an unknown name is for programs, since it names what they may call.
+    """
+    words = error.what[:_LONGEST_WORDS]
+    if isinstance(error, ToolNotFound) and error.hint:
+        words += f"; {error.hint[:_LONGEST_WORDS]}"
+    return Answer(call.number, None, error.kind, words)

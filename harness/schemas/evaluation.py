@@ -162,9 +162,14 @@ class Evaluation:
             raise _Enough
         if len(text) > _COMPLAINT_CHARACTERS:
             text = f"{text[:_COMPLAINT_CHARACTERS]}..."
-        self.complaints.append(f"{_path(where)}: {text}")
+        self.complaints.append(f"{_path(where)}: {text}" if where else text)
         if len(self.complaints) == self._most:
             raise _Enough
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no complaints are recorded."""
+        return self._quiet
 
     def show(self, value: Any) -> str:
         """Return the head of a value for a complaint; empty while no complaints are recorded."""

@@ -267,7 +267,7 @@ def _additional_properties(e: Evaluation, allowed: Any, value: Any, at: At) -> N
         return
     more = list(_unknown(e, value, at.schema))
     if allowed is False and more:
-        e.complain(at.where, f"it has no property {_names(more)}")
+        e.complain(at.where, f"it has no property {_names(more)}{_meant(e, more[0], at.schema)}")
         return
     for name in more:
         e.apply(allowed, value[name], (at.where, name), at.resolver)
@@ -279,6 +279,16 @@ def _unknown(e: Evaluation, value: dict[str, Any], schema: dict[str, Any]) -> It
         e.spend(1)
         if name not in known and not any(e.matches(pattern, name) for pattern in patterns):
             yield name
+
+
+def _meant(e: Evaluation, name: str, schema: dict[str, Any]) -> str:
+    """Return the property that `name` was meant to be, for a complaint that is recorded."""
+    if e.is_quiet:
+        return ""
+    from ...policies.similar import similar
+
+    found = similar(name, schema.get("properties", {}))
+    return f"; did you mean {_names([found])}?" if found else ""
 
 
 def _names(names: Iterable[str]) -> str:

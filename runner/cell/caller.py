@@ -101,6 +101,15 @@ class ToolCaller:
             return _value(self._call_alone(name, arguments, site))
         return _value(self._call(name, arguments, site, alone=alone))
 
+    def what_was_meant(self, name: str) -> str:
+        """Return what the host says of an unknown tool; empty if it can be asked nothing now."""
+        site = _site() if self._sites else ""
+        try:
+            answer = self._call("tools.describe", {"name": name}, site, alone=False)
+        except GuestToolError:
+            return ""
+        return answer.message if answer.kind == "not_found" else ""
+
     def _call(self, name: str, arguments: Mapping[str, Any], site: str, *, alone: bool) -> Answer:
         answers: list[Answer] = []
         number = self._send(name, arguments, site, answers.append, alone=alone)

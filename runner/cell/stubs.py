@@ -7,12 +7,13 @@ import importlib
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib._bootstrap_external import spec_from_file_location  # without importlib.util
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from typing import Any
 
 PLACE = "/tools"  # shared_files.PLACE
+_TOP = "tools."
 
 
 class Package(types.ModuleType):
@@ -29,7 +30,7 @@ class Package(types.ModuleType):
             if _file_of(f"{self.__name__}.{word}"):
                 importlib.import_module(f"{self.__name__}.{word}")
                 return self.__dict__[word]
-        raise AttributeError(f"{self.__name__} has no {name!r}; there are {', '.join(dir(self))}")
+        raise AttributeError(_lacks(self, name))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the tool that has the package's own name."""
@@ -44,7 +45,12 @@ class Package(types.ModuleType):
 
 
 class Finder:
-    """Finds `tools.` anything, for sys.meta_path; everything else is left to others."""
+    """Finds `tools.` anything, for sys.meta_path; everything else is left to others.
+
+    `say_what_was_meant` asks the host about a name that is not there.
+    """
+
+    say_what_was_meant: Callable[[str], str]
 
     @staticmethod
     def find_spec(
@@ -52,7 +58,11 @@ class Finder:
     ) -> ModuleSpec | None:
         file = _file_of(name)
         if not file:
-            return None
+            package, _, word = name.rpartition(".")
+            if name[: len(_TOP)] != _TOP or word[:2] == "__":
+                return None
+            meant = Finder.say_what_was_meant(name[len(_TOP) :])
+            raise ModuleNotFoundError(meant or _lacks(sys.modules[package], word))
         inside = [os.path.dirname(file)] if file.endswith("__init__.py") else None
         loader = _Loader(name, file)
         return spec_from_file_location(name, file, loader=loader, submodule_search_locations=inside)
@@ -67,10 +77,15 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def install() -> None:
+def install(say_what_was_meant: Callable[[str], str]) -> None:
     """Have stubs found, once; nothing is looked for now."""
+    Finder.say_what_was_meant = staticmethod(say_what_was_meant)
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)
+
+
+def _lacks(package: types.ModuleType, name: str) -> str:
+    return f"{package.__name__} has no {name!r}; there are {', '.join(dir(package))}"
 
 
 def _file_of(name: str) -> str:

@@ -53,6 +53,10 @@ class GuestTool:
     def __dir__(self) -> list[str]:
         return [name for name in self.__dict__ if not name.startswith("_")]
 
+    def __getattr__(self, name: str) -> Any:
+        names = f"; there are {', '.join(dir(self))}" if dir(self) else ""
+        raise AttributeError(f"{self._name} has no {name!r}{names}")
+
     def __repr__(self) -> str:
         return f"<tool {self._name}({', '.join(self._parameters or ('...',))})>"
 
@@ -84,7 +88,7 @@ class Toolbox:
     def _make_importable(self) -> None:
         self._is_importable = True
         sys.modules["tools"] = self._module
-        install()
+        install(self._caller.what_was_meant)
         for file in FILES:
             linecache.cache[file] = (0, None, [], file)  # or tracebacks would try to open it
 

@@ -29,9 +29,21 @@ def test_each_complaint_says_where_and_what() -> None:
     assert set(found) == {
         "$.x: '1' is not of type 'integer'",
         "$.name: 'A' does not match '^[a-z]+$'",
-        "$: it has no property 'more'",
+        "it has no property 'more'",
     }
-    assert compile_schema(POINT).complaints({}) == ("$: 'x' is a required property",)
+    assert compile_schema(POINT).complaints({}) == ("'x' is a required property",)
+
+
+def test_a_complaint_about_an_unknown_property_names_the_one_that_was_meant() -> None:
+    schema = {"properties": {"item": {}, "count": {}}, "additionalProperties": False}
+    nested = compile_schema({"properties": {"a": schema}})
+    assert compile_schema(schema).complaints({"itm": 1, "zebra": 2}) == (
+        "it has no property 'itm', 'zebra'; did you mean 'item'?",
+    )
+    assert nested.complaints({"a": {"Count": 1}}) == (
+        "$.a: it has no property 'Count'; did you mean 'count'?",
+    )
+    assert compile_schema(schema).complaints({"zebra": 2}) == ("it has no property 'zebra'",)
 
 
 def test_a_schema_is_compiled_once() -> None:
@@ -119,7 +131,7 @@ def test_a_check_without_end_ends_as_a_complaint(schema: dict[str, Any], value: 
 def test_many_items_are_compared_as_one_heap() -> None:
     validator = compile_schema({"uniqueItems": True})
     assert validator.complaints([{"n": n} for n in range(50_000)]) == ()
-    assert validator.complaints([1, 1.0]) == ("$: its items are not unique",)
+    assert validator.complaints([1, 1.0]) == ("its items are not unique",)
     assert validator.complaints([1, True, "1", [1], [True]]) == ()
 
 

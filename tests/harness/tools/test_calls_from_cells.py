@@ -13,7 +13,7 @@ from cellwright.harness.sandbox import sandbox_tools
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
 from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.policies.tools import Tools
+from cellwright.policies.tools import ToolRule, Tools
 from cellwright.runner import channel
 from cellwright.runner.messages import Call
 from cellwright.runner.watching import guest_channel
@@ -46,10 +46,42 @@ TOOLS = [
 ]
 
 
+DENIED = Tools(rules=(ToolRule(tool="broken", effect="deny"), ToolRule(tool="*", effect="allow")))
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox(policy=policy_named("strict"), tools=TOOLS, pool=2) as box:
         yield box
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("from tools import brokn", "ModuleNotFoundError: there is no tool 'brokn'; did you mean broken?"),
+        ("import tools.brokn", "ModuleNotFoundError: there is no tool 'brokn'; did you mean broken?"),
+        ("from tools.maths import time", "ModuleNotFoundError: there is no tool 'maths.time'; did you mean maths.times?"),
+        ("from tools import zebra", "ModuleNotFoundError: there is no tool 'zebra'"),
+        (
+            "async def main():\n    from tools import brokn\nimport asyncio\nasyncio.run(main())",
+            "ModuleNotFoundError: there is no tool 'brokn'; did you mean broken?",
+        ),
+        ("import tools\ntools.maths.time", "AttributeError: maths has no 'time'; there are times, while_"),
+        ("import tools\ntools.broken.now", "AttributeError: broken has no 'now'"),
+    ],
+)  # fmt: skip
+def test_an_import_of_an_unknown_tool_names_the_one_that_was_meant(
+    program: str, said: str, sandbox: Sandbox
+) -> None:
+    error = sandbox.execute(program).error
+    assert error == said
+
+
+def test_an_import_of_an_unknown_tool_does_not_name_one_that_the_program_may_not_call() -> None:
+    policy = replace(policy_named("strict"), tools=DENIED)
+    with Sandbox(policy=policy, tools=TOOLS, pool=0) as box:
+        error = box.execute("from tools import brokn").error
+    assert error == "ModuleNotFoundError: there is no tool 'brokn'"
 
 
 def test_a_tool_is_an_ordinary_function(sandbox: Sandbox) -> None:
@@ -74,8 +106,16 @@ def test_a_tool_is_an_ordinary_function(sandbox: Sandbox) -> None:
         ("maths.times(1, 2, 3)", "takes n, by"),
         ("maths.times(1, n=2)", "two values for n"),
         ("maths(1)", "maths is not a tool; there are times, while_"),
-        ("maths.plus(1)", "has no attribute 'plus'"),
+        ("maths.plus(1)", "maths has no 'plus'; there are times, while_"),
         ("call_tool('maths.plus', {})", "not_found"),
+        (
+            "call_tool('math.times', {})",
+            "not_found: there is no tool 'math.times'; did you mean maths.times?",
+        ),
+        (
+            "maths.times(nn=1)",
+            "invalid_arguments: 'n' is a required property; it has no property 'nn'; did you mean 'n'?",
+        ),
         ("call_tool('maths.times', [1])", "invalid_arguments"),
         ("maths.times(float('nan'))", "not JSON: $.n: nan is not a number"),
         ("maths.times(object())", "not JSON: $.n: an object of type object"),

@@ -99,7 +99,11 @@ def test_the_value_is_printed_as_json_where_nothing_else_may_be_started(
         ("maths.twice - < /dev/null", 2, "invalid_arguments: "),
         ("", 2, "usage: cellwright-call NAME [JSON | -]"),
         ("maths.twice '{}' '{}'", 2, "usage: "),
-        ("maths.thrice", 3, "not_found: there is no tool 'maths.thrice'"),
+        (
+            "maths.thrice",
+            3,
+            "not_found: there is no tool 'maths.thrice'; did you mean maths.twice?",
+        ),
         ("''", 3, "not_found: "),
         ('"$(printf "\\\\377")"', 3, "not_found: "),
         ("forbidden", 4, "denied: "),
