@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from ..policies.errors import PolicyError
+from ..policies.extras import how_to_install
 from .sources import SecretSource, SecretUnreadable, read_secret
 
 _NONCE_BYTES = 12  # as SP 800-38D recommends
@@ -23,7 +24,7 @@ class Cipher:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
         except ImportError:
             raise PolicyError(
-                f"{what} needs the extra `privacy`", "pip install 'cellwright[privacy]'"
+                f"{what} needs the extra `privacy`", how_to_install("privacy")
             ) from None
         self._cipher: Any = AESGCM(key)
 

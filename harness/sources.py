@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..policies.errors import PolicyError
+from ..policies.extras import how_to_install
 from ..policies.privacy import SOURCE_FORM, SOURCE_NAME
 
 SecretSource = Callable[[], str]
@@ -71,7 +72,7 @@ def from_keyring(service: str, user: str) -> SecretSource:
         try:
             import keyring
         except ImportError:
-            raise SecretUnreadable("pip install 'cellwright[keyring]'") from None
+            raise SecretUnreadable(how_to_install("keyring")) from None
         found: str | None = keyring.get_password(service, user)
         if found is None:
             raise SecretUnreadable(f"the keyring has nothing of {user!r} for {service!r}")

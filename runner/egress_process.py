@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..policies.errors import InternalError, LaunchError, PolicyError
+from ..policies.extras import how_to_install
 from ..policies.plan import Plan
 from . import channel
 from .confined_process import ConfinedProcess, ProcessOnDemand
@@ -246,7 +247,7 @@ def _http_parser() -> str:
     if spec is None or spec.origin is None:
         raise LaunchError(
             "network.allow: methods and paths: the package h11 is not installed",
-            "pip install 'cellwright[network]'",
+            how_to_install("network"),
         )
     return os.path.dirname(os.path.dirname(spec.origin))
 

@@ -112,7 +112,7 @@ NOT_RUN = {
     "benchmarks/README.md: $ benchmarks/peers-setup": "takes minutes, and fetches from PyPI and npm",
     "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
     "harness/adapters/migration.md: $ docker run": "needs Docker; the block below it is run",
-    "harness/adapters/jupyter/README.md: pip install": "installs from an index; tests/harness/adapters/test_jupyter_kernel.py installs the kernel",
+    "harness/adapters/jupyter/README.md: cellwright jupyter": "installs for the user; tests/harness/adapters/test_jupyter_kernel.py installs the kernel",
     "harness/agent/README.md: $ cellwright agent": "needs a model; tests/harness/agent/test_killed.py runs it with a scripted one",
     "harness/README.md: $ cellwright serve": "serves until it is ended; the Python below it starts one",
     "harness/INSTALL.md: cellwright doctor --apparmor": "loads a profile into the host's kernel; tests/harness/test_apparmor.py",

@@ -91,7 +91,7 @@ ARROWS = {
     "runner/cell": (
         "runner/cell", "runner/fixed_root", "runner/kernel", "runner/messages", "runner/channel", "policies/plan", "policies/languages",
     ),
-    "runner/cgroups": ("runner/cgroups",),
+    "runner/cgroups": ("runner/cgroups", "policies/extras"),
     "runner/branching": (
         "runner/branching", "runner/kernel", "runner/messages", "runner/channel",
     ),

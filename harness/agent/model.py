@@ -17,6 +17,7 @@ import msgspec
 
 from ...policies.closing import Closing
 from ...policies.errors import ModelError, ModelUnavailable, PolicyError
+from ...policies.extras import how_to_install
 from ..sources import SecretSource, SecretUnreadable, read_secret
 from ..text.hidden import line
 from .messages import USUAL, Message, ModelReply, OnText, Sampling, ToolRequest, estimated_tokens
@@ -25,7 +26,7 @@ try:
     import httpx2
 except ImportError:
     raise PolicyError(
-        "the client of a model needs the package httpx2", "pip install 'cellwright[agent]'"
+        "the client of a model needs the package httpx2", how_to_install("agent")
     ) from None
 
 KEY_VARIABLE = "OPENAI_API_KEY"

@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any
 
 from ...policies.errors import PolicyError
+from ...policies.extras import how_to_install
 from ...policies.policy import Policy, check_limit
 from .http_options import add_access, http_settings, log_to_stderr
 from .options import AUDIT_HELP, SUCCEEDED, add_policy, audit_of, policy_of
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     _check(policy)
     check_limit("--sandboxes", options.sandboxes, whole=True)
     if any(importlib.util.find_spec(each) is None for each in _PACKAGES):
-        raise PolicyError("the extra `web` is not installed", "pip install 'cellwright[web]'")
+        raise PolicyError("the extra `web` is not installed", how_to_install("web"))
     place = http_settings(options, "--http", options.http, _VARIABLE)
     log_to_stderr()
     from ...runner.settings import SessionSettings

@@ -4,15 +4,11 @@ import os
 import re
 from pathlib import Path
 
+from ...policies.extras import how_to_install
 from ...policies.policy import CGROUP
 from ...runner.cgroups.detect import hierarchies
 
 _WITHOUT = "or continue with weaker caps: --optional cgroup"
-_DELEGATED = (
-    "on a systemd host: pip install 'cellwright[systemd]' in a login session, or after loginctl "
-    "enable-linger USER, so that systemd delegates a cgroup; elsewhere run as root, or in a container "
-    f"with /sys/fs/cgroup writable; {_WITHOUT}"
-)
 _MOUNTS = "/proc/self/mountinfo"  # proc(5)
 MOUNT_PROC = "mount -t proc proc /proc"
 REPAIRS = {
@@ -29,7 +25,11 @@ def repair_of_layer(layer: str) -> str:
 def _repair_of_cgroups() -> str:
     tops = hierarchies(_read(_MOUNTS))
     if not tops or os.geteuid() == 0:
-        return _DELEGATED
+        return (
+            "on a systemd host, so that systemd delegates a cgroup in a login session, or after "
+            f"loginctl enable-linger USER, {how_to_install('systemd')}; elsewhere run as root, or in "
+            f"a container with /sys/fs/cgroup writable; {_WITHOUT}"
+        )
     mine = " ".join(f"{top}/cellwright" for top in dict.fromkeys(tops.values()))
     user = os.geteuid()
     return (

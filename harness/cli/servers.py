@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...policies.errors import PolicyError, ToolError
+from ...policies.extras import how_to_install
 from ..schemas.spec import ToolSpec
 from ..text.progress import ProgressLine
 from ..text.terminal import harmless
@@ -75,7 +76,7 @@ def add_configuration(parser: argparse.ArgumentParser, *, required: bool = False
 def require_sdk() -> None:
     """Raise PolicyError if the MCP SDK is not installed."""
     if importlib.util.find_spec("mcp") is None:
-        raise PolicyError("the extra `mcp` is not installed", "pip install 'cellwright[mcp]'")
+        raise PolicyError("the extra `mcp` is not installed", how_to_install("mcp"))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...policies.errors import PolicyError
+from ...policies.extras import how_to_install
 from ...runner.spawn import Spawned, interpreter
 from ..servers.owned_sessions import OwnedSessions, SessionLimits
 from ..servers.tokens import CLIENT, OPERATOR, WEB_VARIABLE
@@ -125,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
 def _require_packages() -> None:
     """Raise PolicyError if the extra is not installed."""
     if any(importlib.util.find_spec(each) is None for each in _PACKAGES):
-        raise PolicyError("the extra `web` is not installed", "pip install 'cellwright[web]'")
+        raise PolicyError("the extra `web` is not installed", how_to_install("web"))
 
 
 @contextlib.contextmanager

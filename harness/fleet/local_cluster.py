@@ -10,6 +10,7 @@ from typing import Any
 
 from ...policies.closing import Closing
 from ...policies.errors import PolicyError
+from ...policies.extras import how_to_install
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -39,7 +40,7 @@ class LocalCluster(Closing):
             from ray.cluster_utils import Cluster
         except ImportError as error:
             raise PolicyError(
-                f"Ray cannot be imported: {error}", "pip install 'cellwright[fleet]'"
+                f"Ray cannot be imported: {error}", how_to_install("fleet")
             ) from error
         if ray.is_initialized():
             raise PolicyError("this process is connected to a Ray cluster", "call ray.shutdown()")

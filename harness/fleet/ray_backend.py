@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ...policies.errors import CellwrightError, ClosedError, PolicyError, SessionLost
+from ...policies.extras import how_to_install
 from ..adapters.session import AdapterSession
 
 try:
@@ -25,7 +26,7 @@ try:
     from ray.experimental.sandbox.runtime import SandboxRuntime
 except ImportError as error:
     raise PolicyError(
-        f"the sandbox of Ray cannot be imported: {error}", "pip install 'cellwright[fleet]'"
+        f"the sandbox of Ray cannot be imported: {error}", how_to_install("fleet")
     ) from error
 
 IMAGE = "cellwright"  # and `cellwright:NAME` for the profile of that name

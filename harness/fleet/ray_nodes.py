@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...policies.errors import CellwrightError, LaunchError, PolicyError
+from ...policies.extras import how_to_install
 from ...runner.messages import encode
 from ..sandbox.remote.failures import error_of, failure_of
 from ..sandbox.remote.frames import Done, Failure
@@ -25,9 +26,7 @@ try:
     import ray.exceptions
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
-    raise PolicyError(
-        f"Ray cannot be imported: {error}", "pip install 'cellwright[fleet]'"
-    ) from error
+    raise PolicyError(f"Ray cannot be imported: {error}", how_to_install("fleet")) from error
 
 _CONTROL_THREADS = 8  # of an actor, beside those of its slots: requests that run no program
 _START_SECONDS = 120.0

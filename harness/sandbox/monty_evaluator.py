@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...policies.errors import PolicyError
+from ...policies.extras import how_to_install
 from ...policies.policy import MIB, Policy
 from ...policies.source.pure import is_plain_value, is_pure
 from ...runner.request import Request
@@ -40,7 +41,7 @@ class MontyEvaluator:
             import pydantic_monty
         except ImportError:
             raise PolicyError(
-                "evaluator.monty: Monty is not installed", "pip install 'cellwright[monty]'"
+                "evaluator.monty: Monty is not installed", how_to_install("monty")
             ) from None
         self._made = pydantic_monty.Monty
         self._errors = (pydantic_monty.MontyError, TimeoutError, OSError, RuntimeError, ValueError)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...policies.errors import PolicyError
+from ...policies.extras import how_to_install
 from ..state import state_directory
 
 MODEL_HELP = "search by meaning too, with the sentence encoder in this folder (extra semantic)"
@@ -38,9 +39,7 @@ class Model:
     ) -> None:
         """Read the encoder; raises PolicyError if the folder or the extra is missing."""
         if any(importlib.util.find_spec(name) is None for name in ("numpy", "tokenizers")):
-            raise PolicyError(
-                "the extra `semantic` is not installed", "pip install 'cellwright[semantic]'"
-            )
+            raise PolicyError("the extra `semantic` is not installed", how_to_install("semantic"))
         from .encoder import Encoder, VectorIndex
 
         encoder = Encoder(Path(folder))

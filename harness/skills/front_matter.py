@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...policies.errors import SkillError, SkillInvalid
+from ...policies.extras import how_to_install
 
 MOST_BYTES = 16 * 1024
 _MOST_EVENTS = 1000
@@ -72,7 +73,7 @@ def _fields(text: str) -> dict[str, Value]:
         import yaml  # an extra, and seldom needed
     except ImportError:
         raise SkillError(
-            "skills: PyYAML is not installed: pip install 'cellwright[skills]'"
+            f"skills: PyYAML is not installed; {how_to_install('skills')}"
         ) from None  # in the message, since that alone becomes the problem of a skill
     try:
         found = _EventReader(yaml).read(text)

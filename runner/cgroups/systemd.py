@@ -24,7 +24,9 @@ def delegated_scope(pid: int, name: str) -> tuple[Path | None, str]:
     try:
         from pystemd import dbuslib, systemd1
     except ImportError:
-        return None, "cannot be asked without pystemd (pip install 'cellwright[systemd]')"
+        from ...policies.extras import how_to_install
+
+        return None, f"cannot be asked without pystemd ({how_to_install('systemd')})"
     unit = f"{name}.scope"
     try:
         with _manager(dbuslib, systemd1) as manager:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....policies.errors import CellwrightError, PolicyError
+from ....policies.extras import how_to_install
 from ....policies.policy import Policy
 from ...sandbox.session import Session
 from ...text.terminal import violation_lines
@@ -15,13 +16,13 @@ from ...version import NAME, installed_version
 from .display_data import safe_bundle
 from .notebook_session import NotebookOutcome, NotebookSession, error_of
 
-EXTRA = "pip install 'cellwright[jupyter]'"
-
 try:
     from ipykernel.kernelapp import IPKernelApp
     from ipykernel.kernelbase import Kernel
 except ImportError as error:
-    raise PolicyError(f"jupyter: {error.name} is not installed", EXTRA) from None
+    raise PolicyError(
+        f"jupyter: {error.name} is not installed", how_to_install("jupyter")
+    ) from None
 
 _MOST_HISTORY = 1000
 

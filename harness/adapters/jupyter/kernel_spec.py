@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ....policies.errors import PolicyError
+from ....policies.extras import how_to_install
 
 
 def install(
@@ -20,7 +21,7 @@ def install(
         from jupyter_client.kernelspec import KernelSpecManager
     except ImportError as error:
         raise PolicyError(
-            f"jupyter: {error.name} is not installed", "pip install 'cellwright[jupyter]'"
+            f"jupyter: {error.name} is not installed", how_to_install("jupyter")
         ) from None
     specification = {
         "argv": [*command, "{connection_file}"], "display_name": display_name, "language": "python",

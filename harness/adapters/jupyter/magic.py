@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ....policies.errors import CellwrightError, PolicyError
+from ....policies.extras import how_to_install
 from ....runner.result import SandboxResult
 from ...sandbox.sandbox import Sandbox
 from ...sandbox.session import Session
@@ -24,7 +25,7 @@ try:
     from IPython.display import display
 except ImportError as error:
     raise PolicyError(
-        f"jupyter: {error.name} is not installed", "pip install 'cellwright[jupyter]'"
+        f"jupyter: {error.name} is not installed", how_to_install("jupyter")
     ) from None
 
 _DEFAULT = "workshop"

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from ....policies.errors import PackageError, PolicyError
+from ....policies.extras import how_to_install
 from ..pythons import HostPython
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _MOST_CHARACTERS = 2000  # of a requirement: some patterns that read it take qua
 _PLAIN = re.compile(r"(?!.*\$\{)[ -\[\]-~]*")
 # Changes when a set is laid out otherwise than before, so that none is taken for one of today.
 _FORMAT = "2"
-EXTRA = "pip install 'cellwright[packages]'"
 
 
 class Wheel(msgspec.Struct, frozen=True, order=True):
@@ -158,7 +158,7 @@ def require_extra() -> None:
     except ImportError:
         found = [None]
     if None in found:
-        raise PackageError("packages: the extra is not installed", EXTRA)
+        raise PackageError("packages: the extra is not installed", how_to_install("packages"))
 
 
 def read_requirements(path: str | os.PathLike[str]) -> list[str]:

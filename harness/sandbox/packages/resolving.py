@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 
 from ....policies.errors import PackageError
+from ....policies.extras import how_to_install
 from ....runner.living import directory_prefix
 from ..pythons import HostPython, this_python
 from .deadline import NO_DEADLINE, Deadline
-from .lock import EXTRA, Lock, Wheel, lock_of, normalised, wheel_of
+from .lock import Lock, Wheel, lock_of, normalised, wheel_of
 from .sources import ONLY_WHEELS, WheelSource
 from .tool_process import MEMORY_BYTES, run_tool
 from .uv import can_resolve, find_uv, lock_by_uv
@@ -172,7 +173,7 @@ def _pip(
     if code == 0:
         return
     if "No module named pip" in said:
-        raise PackageError(f"{executable} has no pip", f"install it: {EXTRA}")
+        raise PackageError(f"{executable} has no pip", how_to_install("packages"))
     errors = _ERRORS.findall(said)
     errors = errors or said.strip().splitlines()[-1:] or ["failed without a word"]
     raise PackageError(f"pip: {errors[-1][:_MOST_TOLD]}", _hint(said))

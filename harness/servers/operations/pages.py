@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ....policies.errors import CellwrightError, PolicyError
+from ....policies.extras import how_to_install
 from .measurements import Measurements
 
 PATHS = ("/healthz", "/readyz", "/metrics")
@@ -38,7 +39,7 @@ class OperatorsPages:
         except ModuleNotFoundError as error:
             raise PolicyError(
                 f"metrics: the package {error.name} is not installed",
-                "pip install 'cellwright[metrics]'",
+                how_to_install("metrics"),
             ) from None
         self._type = CONTENT_TYPE
         self._text = PrometheusText(measurements)

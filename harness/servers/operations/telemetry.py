@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....policies.errors import PolicyError
+from ....policies.extras import how_to_install
 from ....runner.audit.record import AuditEntry
 from .measurements import COUNTERS, HISTOGRAMS, Measurements, MetricFamily
 
@@ -40,7 +41,7 @@ def exporting(measurements: Measurements) -> Iterator[OnEntry]:
     except ModuleNotFoundError as error:
         raise PolicyError(
             f"OpenTelemetry: the package {error.name} is not installed",
-            "pip install 'cellwright[otlp]'",
+            how_to_install("otlp"),
         ) from None
     resource = Resource.create() if _has_name() else Resource.create({"service.name": _NAME})
     tracers = TracerProvider(resource=resource)

@@ -17,6 +17,7 @@ from cellwright.harness.agent.messages import Message, ModelReply, Sampling
 from cellwright.harness.agent.model import ModelClient, _lines
 from cellwright.harness.sources import named_source
 from cellwright.policies.errors import ModelError, ModelUnavailable, PolicyError
+from cellwright.policies.extras import how_to_install
 from tests.conftest import ROOT
 from tests.model_server import (
     Exchange,
@@ -311,4 +312,4 @@ def test_without_the_extra_only_the_client_is_missing_and_says_what_to_install()
             [sys.executable, "-c", f"{code}; {wanted}"], cwd=ROOT, capture_output=True, text=True, check=False
         )  # fmt: skip
         assert done.stdout == "Agent\n"
-        assert done.stderr.endswith("hint: pip install 'cellwright[agent]'\n")
+        assert done.stderr.endswith(f"hint: {how_to_install('agent')}\n")

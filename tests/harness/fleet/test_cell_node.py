@@ -284,5 +284,5 @@ def test_a_fleet_needs_nodes_with_names_of_their_own() -> None:
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PolicyError, match=r"pip install 'cellwright\[fleet\]'"):
+    with pytest.raises(PolicyError, match=r"hint: .* install .*'\.\[fleet\]'"):
         Fleet.on_ray()

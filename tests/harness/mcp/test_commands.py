@@ -83,4 +83,4 @@ def test_without_the_sdk_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(arguments) == 2
-    assert "pip install 'cellwright[mcp]'" in capsys.readouterr().err
+    assert "'.[mcp]'" in capsys.readouterr().err

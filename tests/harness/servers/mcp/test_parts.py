@@ -236,4 +236,4 @@ def test_without_the_sdk_the_command_says_how_to_have_it() -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "cellwright[mcp]" in done.stderr
+    assert "'.[mcp]'" in done.stderr
