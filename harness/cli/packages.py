@@ -49,7 +49,10 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 def requirements_of(name: str, given: Sequence[str]) -> "Requirements":
     """Return requirements, or the one file that is named instead; raises PolicyError for a mixture."""
-    files = [each for each in given if each.endswith((".toml", ".txt")) or os.sep in each]
+    files = [
+        each for each in given
+        if "://" not in each and (each.endswith((".toml", ".txt")) or os.sep in each)
+    ]  # fmt: skip
     if not files:
         return list(given)
     if len(given) > 1:

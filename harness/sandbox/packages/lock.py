@@ -34,6 +34,7 @@ _MOST_CHARACTERS = 2000  # of a requirement: some patterns that read it take qua
 _PLAIN = re.compile(r"(?!.*\$\{)[ -\[\]-~]*")
 # Changes when a set is laid out otherwise than before, so that none is taken for one of today.
 _FORMAT = "2"
+_URL = re.compile(r"[a-zA-Z][\w+.]*://")
 
 
 class Wheel(msgspec.Struct, frozen=True, order=True):
@@ -119,22 +120,29 @@ def check_requirements(name: str, requirements: Iterable[object]) -> tuple[str, 
     given = [requirements] if isinstance(requirements, str) else list(requirements)
     found = set()
     for each in given:
+        text = each if isinstance(each, str) and len(each) <= _MOST_CHARACTERS else ""
         try:
-            text = each if isinstance(each, str) and len(each) <= _MOST_CHARACTERS else ""
             requirement = Requirement(text if _PLAIN.fullmatch(text) else "")
         except (InvalidRequirement, RecursionError):
+            if _URL.match(text):
+                raise _address(name, text) from None
             raise PolicyError(
                 f"{name}: must be requirements such as 'pandas==2.3.*', got {repr(each)[:200]}"
             ) from None
         if requirement.url:
-            raise PolicyError(
-                f"{name}: must not name an address, got {each!r}",
-                "put the wheel into a folder, and name that with find_links",
-            )
+            raise _address(name, text)
         found.add(str(requirement))
     if len(found) > _MOST_REQUIREMENTS:
         raise PolicyError(f"{name}: at most {_MOST_REQUIREMENTS}, got {len(found)}")
     return tuple(sorted(found))
+
+
+def _address(name: str, given: str) -> PolicyError:
+    return PolicyError(
+        f"{name}: must not name an address (URL), got {given[:200]!r}",
+        "use a requirement such as 'pandas==2.3.*', or the file pylock.toml or requirements.txt; put a "
+        "wheel that no index has into a folder, and name that with find_links (--find-links)",
+    )
 
 
 def normalised(name: str) -> str:

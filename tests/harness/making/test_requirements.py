@@ -92,6 +92,10 @@ def test_a_session_calls_a_tool_that_has_packages(factory: ToolFactory) -> None:
         ("th\N{CYRILLIC SMALL LETTER BYELORUSSIAN-UKRAINIAN I}ng", "requirements"),
         ("thing @ git+https://example.org/thing", "must not name an address"),
         ("thing @ file:///etc", "must not name an address"),
+        (
+            "git+https://example.org/thing",
+            "must not name an address (URL), got 'git+https://example.org/thing'",
+        ),
         ("./thing", "must be requirements"),
         ("/etc/thing.whl", "must be requirements"),
         ("-r /etc/passwd", "must be requirements"),
