@@ -4,7 +4,8 @@
     ├── PolicyError          a policy, a configuration or an argument is invalid
     ├── Unenforceable        this host lacks a layer that the policy requires
     ├── LaunchError          a cell or its launcher could not be built
-    │   └── LauncherLost     the launcher ended, and all its cells with it
+    │   ├── LauncherLost     the launcher ended, and all its cells with it
+    │   └── Unavailable      the named interpreter or runtime cannot be used; also a PolicyError
     ├── AuditError           the audit trail cannot be opened or written
     ├── BudgetExceeded       work on untrusted input exceeded its steps or time
     ├── BusyError            no free slot for another execution now
@@ -19,6 +20,7 @@
     │   └── PauseDiffers         what it needs is different by now: `differs` names it
     ├── WorkspaceError       a file of a session, or a named workspace, cannot be read or written
     ├── PackageError         packages cannot be resolved, fetched, opened or kept
+    │   └── PackageNotFound      the named set or file, or the extra, is not there; also a PolicyError
     ├── SkillError           a skill cannot be read, kept or used
     │   ├── SkillInvalid         its files or its SKILL.md are invalid
     │   ├── SkillNotFound        no skill has that name
@@ -89,6 +91,10 @@ class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
     def __init__(self, cell_began: bool) -> None:
         super().__init__("the launcher died" + (" while the cell ran" if cell_began else ""))
         self.cell_began = cell_began
+
+
+class Unavailable(LaunchError, PolicyError):  # noqa: N818 - it reads as a verdict
+    """The caller named an interpreter or an OCI runtime that this host does not have or cannot use."""
 
 
 class BudgetExceeded(CellwrightError):  # noqa: N818 - it reads as a verdict
@@ -181,6 +187,10 @@ class WorkspaceError(CellwrightError):
 
 class PackageError(CellwrightError):
     """Packages cannot be resolved, fetched, opened or kept."""
+
+
+class PackageNotFound(PackageError, PolicyError):  # noqa: N818
+    """The caller named a set of packages or a file that is not there, or the extra is missing."""
 
 
 class SkillError(CellwrightError):

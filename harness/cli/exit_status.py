@@ -15,8 +15,10 @@ _OUTPUT_CLOSED = 128 + signal.SIGPIPE
 EXIT_CODES = {
     "0": "the program succeeded, or the command did what it was asked to",
     "1": "the program failed, or a check found something, such as a change of an audit trail",
-    "2": "wrong usage: an unknown command or option, an invalid policy or value, a file not found",
-    "70": "the sandbox failed, a check of `cellwright doctor` failed, or the output cannot be written",
+    "2": "wrong usage: an unknown command or option, an invalid policy or value, a missing extra, or "
+    "a name of something that is not there: a file, a set of packages, an interpreter, a runtime",
+    "70": "the sandbox failed, no daemon answers, a check of `cellwright doctor` failed, or the output "
+    "cannot be written",
     "130": "interrupted by Ctrl-C. Nothing is printed; the command ends by SIGINT, so that a shell's "
     "loop around it ends too",
     "141": "the reader of the output, such as head(1), has closed the pipe. Nothing is printed",

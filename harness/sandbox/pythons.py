@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ...policies.errors import LaunchError, PolicyError
+from ...policies.errors import LaunchError, PolicyError, Unavailable
 from ...runner.spawn import Spawned, interpreter
 from .checks import check_host_path
 
@@ -117,7 +117,7 @@ def _of_version(numbers: tuple[int, ...]) -> HostPython:
     ]  # fmt: skip
     if not found:
         there = "; ".join(dict.fromkeys(map(str, pythons())))
-        raise LaunchError(
+        raise Unavailable(
             f"python: there is no Python {'.'.join(map(str, numbers))} on PATH, in pyenv or in uv",
             f"this host has {there}; or name the path of another one",
         )
@@ -176,9 +176,9 @@ def _asked(path: str) -> HostPython:
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"cannot use {path} as interpreter: it does not answer") from None
+        raise Unavailable(f"cannot use {path} as interpreter: it does not answer") from None
     except OSError as error:
-        raise LaunchError(
+        raise Unavailable(
             f"python: cannot start {path}: {error.strerror}",
             "name a version such as 3.12, or the path of an interpreter",
         ) from None
@@ -186,7 +186,7 @@ def _asked(path: str) -> HostPython:
         return msgspec.json.decode(done.stdout, type=HostPython)
     except msgspec.DecodeError:
         said = done.stderr.decode("utf-8", "replace").strip()[-500:]
-        raise LaunchError(f"cannot use {path} as interpreter: {said or 'no answer'}") from None
+        raise Unavailable(f"cannot use {path} as interpreter: {said or 'no answer'}") from None
 
 
 def _usable(python: HostPython, given: str | None = None) -> HostPython:
@@ -197,7 +197,7 @@ def _usable(python: HostPython, given: str | None = None) -> HostPython:
     if python.is_ours:
         return msgspec.structs.replace(python, path=given or python.path, packages=())
     if python.version[:2] < _OLDEST:
-        raise LaunchError(f"python: must be 3.11 or newer, got {python}")
+        raise Unavailable(f"python: must be 3.11 or newer, got {python}")
     if None in python.packages:
         names = ("msgspec", "python-prctl")
         lacking = [name for name, place in zip(names, python.packages, strict=True) if not place]

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...policies.errors import LaunchError, PolicyError
+from ...policies.errors import LaunchError, PolicyError, Unavailable
 from ...policies.host import Kernel
 
 KERNELS: dict[str, Kernel] = {
@@ -137,7 +137,7 @@ def _is_ruled_out(name: str) -> bool:
 def find_oci_runtime(named: object) -> OciRuntime:
     """Return the runtime that has this name or path.
 
-    Raises PolicyError for something that is no name or path, LaunchError if the host does not have it
+    Raises PolicyError for something that is no name or path, Unavailable if the host does not have it
     or it is none that is known.
     """
     if not isinstance(named, str | os.PathLike) or not (wanted := os.fspath(named)):
@@ -160,13 +160,13 @@ def find_oci_runtime(named: object) -> OciRuntime:
             f"runtime: must be one of {', '.join(KERNELS)}, or a path, got {wanted!r}"
         )
     if program is None or not os.access(program, os.X_OK):
-        raise LaunchError(
+        raise Unavailable(
             f"runtime: {wanted} is not installed", f"install {wanted}, or name another"
         )
     said = _version(program)
     found = _VERSION.search(said)
     if found is None or (name := _name(program, found[1])) not in KERNELS:
-        raise LaunchError(
+        raise Unavailable(
             f"runtime: {program} is no OCI runtime that is known: {said.strip()[:200]!r}",
             f"name one of {', '.join(KERNELS)}",
         )
@@ -189,7 +189,7 @@ def _version(program: str) -> str:
     finally:
         os.close(said)
     if code:
-        raise LaunchError(f"runtime: {program} --version failed: {last}")
+        raise Unavailable(f"runtime: {program} --version failed: {last}")
     return words
 
 

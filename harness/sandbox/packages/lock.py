@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from ....policies.errors import PackageError, PolicyError
+from ....policies.errors import PackageError, PackageNotFound, PolicyError
 from ....policies.extras import how_to_install
 from ..pythons import HostPython
 
@@ -160,13 +160,13 @@ def name_of(requirement: str) -> str:
 
 
 def require_extra() -> None:
-    """Raise PackageError if what this module needs is not installed."""
+    """Raise PackageNotFound if what this module needs is not installed."""
     try:
         found = [importlib.util.find_spec(name) for name in ("packaging.pylock", "tomli_w")]
     except ImportError:
         found = [None]
     if None in found:
-        raise PackageError("packages: the extra is not installed", how_to_install("packages"))
+        raise PackageNotFound("packages: the extra is not installed", how_to_install("packages"))
 
 
 def read_requirements(path: str | os.PathLike[str]) -> list[str]:
@@ -243,8 +243,9 @@ def _target(python: HostPython) -> dict[str, Any]:
 def _pylock(path: Path) -> "Pylock":
     from packaging.pylock import Pylock, PylockValidationError
 
+    text = _text_of(path)
     try:
-        data = tomllib.loads(_text_of(path))
+        data = tomllib.loads(text)
         _check_tags(_wheels_named(data))
         return Pylock.from_dict(data)
     except (ValueError, RecursionError, PylockValidationError) as error:
@@ -266,9 +267,9 @@ def _tables(value: object) -> Iterator[Mapping[str, Any]]:
 
 def _text_of(path: Path) -> str:
     """Return the text of a lock file; raises PackageError."""
+    if not path.is_file():
+        raise PackageNotFound(f"{path}: no such file")
     try:
-        if not path.is_file():
-            raise PackageError(f"{path}: no such file")
         if path.stat().st_size > _MOST_BYTES:
             raise PackageError(f"{path}: is longer than {_MOST_BYTES} bytes")
         return path.read_text("utf-8")

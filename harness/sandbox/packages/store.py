@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from ....policies.closing import Closing
-from ....policies.errors import PackageError, PolicyError
+from ....policies.errors import PackageError, PackageNotFound, PolicyError
 from ....policies.policy import MIB, Policy, check_limit, named_layers
 from ...state import state_directory
 from ..pythons import find_python
@@ -201,11 +201,11 @@ class PackageStore:
         return tuple(sorted(found, key=lambda each: each.used, reverse=True))
 
     def get(self, id: str) -> PackageSet:
-        """Return the set whose id begins with `id`; raises PackageError if there is none or several."""
+        """Return the set whose id begins with `id`; raises PackageNotFound for none or several."""
         found = [each for each in self.list() if id and each.id.startswith(id)]
         if len(found) != 1:
             how_many = "several sets begin" if found else "no set begins"
-            raise PackageError(f"{how_many} with {id!r}", "see `cellwright env list`")
+            raise PackageNotFound(f"{how_many} with {id!r}", "see `cellwright env list`")
         return found[0]
 
     def check(self, id: str, *, contents: bool = False) -> None:
