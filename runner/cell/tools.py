@@ -54,6 +54,8 @@ class GuestTool:
         return [name for name in self.__dict__ if not name.startswith("_")]
 
     def __getattr__(self, name: str) -> Any:
+        if name[:1] == "_":  # asked by copy and pickle, of one that has no attributes yet
+            raise AttributeError(name)
         names = f"; there are {', '.join(dir(self))}" if dir(self) else ""
         raise AttributeError(f"{self._name} has no {name!r}{names}")
 
