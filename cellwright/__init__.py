@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from .policies.errors import NodeLost as NodeLost
     from .policies.errors import OutcomeUnknown as OutcomeUnknown
     from .policies.errors import PackageError as PackageError
+    from .policies.errors import PackageNotFound as PackageNotFound
     from .policies.errors import PauseDiffers as PauseDiffers
     from .policies.errors import PauseError as PauseError
     from .policies.errors import PolicyError as PolicyError
@@ -118,6 +119,7 @@ if TYPE_CHECKING:
     from .policies.errors import ToolResultInvalid as ToolResultInvalid
     from .policies.errors import ToolResultTooLarge as ToolResultTooLarge
     from .policies.errors import ToolTestFailed as ToolTestFailed
+    from .policies.errors import Unavailable as Unavailable
     from .policies.errors import Unenforceable as Unenforceable
     from .policies.errors import WorkspaceError as WorkspaceError
     from .policies.loading import load_policy as load_policy
