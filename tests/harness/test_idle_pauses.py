@@ -2,6 +2,7 @@
 were, and stay as they are where that fails."""
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -507,6 +508,26 @@ def test_a_session_whose_launcher_ended_says_what_differs(tmp_path: Path) -> Non
         assert refused.value.differs
         assert "launcher" in session.lost
         assert states(tmp_path) == []
+
+
+def test_only_images_of_launchers_that_are_there_are_kept(tmp_path: Path) -> None:
+    def images() -> int:
+        links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
+        return sum("memfd:kept" in os.readlink(each) for each in links if os.path.lexists(each))
+
+    with sandbox_at(tmp_path) as box:
+        before = images()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with box.session() as session:
+                    session.pause()
+                os.kill(inspect(box).launcher_pids().keeper, signal.SIGKILL)
+                assert soon(lambda: not inspect(box).generation.is_alive())
+            box.session().pause()
+            assert images() == before + 1
+        finally:
+            gc.enable()
 
 
 def test_a_pausable_session_comes_back_though_its_launcher_ended(tmp_path: Path) -> None:

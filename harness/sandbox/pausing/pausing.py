@@ -210,6 +210,8 @@ class Pausing:
         with self._lock:
             known = self._known.setdefault(image.digest, image)
             self._images.setdefault(origin, known)
+            for gone in [each for each in self._images if not each.is_alive()]:
+                del self._images[gone]  # without waiting for the garbage collector
         return known
 
     def resume(
