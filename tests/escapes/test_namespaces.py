@@ -72,7 +72,7 @@ def test_the_host_name_is_generic(strict: Sandbox) -> None:
 LISTING = """
 import os
 seen = 0
-for _ in range(1_000):
+for _ in range(200):
     try:
         os.listdir("/proc/1/fd")
         seen += 1
