@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from cellwright.policies.policy import Policy
 from cellwright.runner.host.probe import probe_host
 from cellwright.runner.kernel import landlock
 from cellwright.testing import inspect
+from tests import host_settings
 from tests.browser import Browser
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +107,10 @@ def _pyright() -> bool:
     if importlib.util.find_spec("pyright") is None:
         return False
     command = (sys.executable, "-m", "pyright", "--version")
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    environment = host_settings.of_the_host()
+    return (
+        subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+    )
 
 
 NODE_MODULES = Path(sys.prefix, "node", "node_modules")  # scripts/setup installed it there
@@ -158,9 +163,14 @@ _NEEDS = {
 }
 
 
-def pytest_configure() -> None:
-    """Hear SIGINT, and have what tests start hear it: a shell starts what it runs in the background, as
+def pytest_configure(config: pytest.Config) -> None:
+    """Replace the host's settings of programs by those of tests.
+
+    Hear SIGINT, and have what tests start hear it: a shell starts what it runs in the background, as
     nohup does, with the signal ignored, and that is inherited over exec (signal(7))."""
+    home = tempfile.TemporaryDirectory(prefix="cellwright-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(home.cleanup)
+    host_settings.choose(Path(home.name))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -26,6 +26,7 @@ from cellwright.harness.sandbox.pythons import (
 from tests.conftest import OPTIONAL, policy_named
 from tests.harness.packages.wheels import good_wheel
 from tests.harness.test_cli import run
+from tests.host_settings import of_the_host
 
 OURS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 OTHERS = [each for each in ("3.11", "3.12", "3.13") if each != OURS]
@@ -190,8 +191,9 @@ def other(
     command = [found.path, "-m", "pip", "install", "-q", "--retries", "0", "--target", str(target)]
     if not target.exists():
         done = subprocess.run(
-            [*command, "msgspec", "python-prctl"], capture_output=True, text=True, check=False
-        )
+            [*command, "msgspec", "python-prctl"],
+            env=of_the_host(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
         if done.returncode:
             pytest.skip(f"{found} cannot install what starts cells: {done.stderr[-300:]}")
     with pytest.MonkeyPatch.context() as patch:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import OPTIONAL, ROOT
+from tests.host_settings import of_the_host
 from tests.runner.test_forked import PROGRAM
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,9 @@ FILTER = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command outside the checkout, without anything that could lead back to it."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment = {
+        key: value for key, value in of_the_host().items() if not key.startswith("PYTHON")
+    }
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,

@@ -42,6 +42,7 @@ def settings_of_pip(variables: Mapping[str, str]) -> PipSettings:
         for key, value in variables.items()
         if key.startswith("PIP_") and key != "PIP_CONFIG_FILE"
     }
+    found = {key: value for key, value in found.items() if value}  # pip ignores an empty one
     return PipSettings(
         index_url=found.get("index-url", ""),
         extra_index_urls=tuple(found.get("extra-index-url", "").split()),

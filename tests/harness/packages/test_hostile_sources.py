@@ -30,6 +30,7 @@ from tests.harness.packages.wheels import (
     store_at,
     write_wheel,
 )
+from tests.host_settings import pip_conf
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -310,9 +311,9 @@ def test_settings_of_pip_neither_add_packages_nor_leave_out_any(
     monkeypatch.setenv("PIP_NO_DEPS", "1")
     settings = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
-    settings.write_text("[install]\nno-deps = true\n")
+    pip_conf(settings, "[install]\nno-deps = true\n")
     assert str(resolve(["other"], source, this_python())) == "other 1.0, thing 1.0"
-    settings.write_text(f"[install]\nrequirement = {more}\n")
+    pip_conf(settings, f"[install]\nrequirement = {more}\n")
     with pytest.raises(PackageError, match="pip's settings require more as well"):
         resolve(["Other>=1"], source, this_python())
 

@@ -16,6 +16,7 @@ from cellwright.harness.sandbox.packages.sources import WheelSource
 from cellwright.harness.sandbox.packages.uv import can_resolve, find_uv
 from cellwright.harness.sandbox.pythons import this_python
 from tests.harness.packages.wheels import good_wheel, store_at
+from tests.host_settings import pip_conf
 
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip"], indirect=True)
 
@@ -80,7 +81,7 @@ def test_settings_of_pip_hold(
     settings = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     monkeypatch.setenv("UV_INDEX_URL", "https://127.0.0.1:9/")
-    settings.write_text(f"[global]\nindex-url = {index_of(wheels, tmp_path / 'index')}\n")
+    pip_conf(settings, f"[global]\nindex-url = {index_of(wheels, tmp_path / 'index')}\n")
     assert str(resolve(["thing"], WheelSource(), this_python())) == "thing 1.0"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -137,12 +138,12 @@ def test_what_uv_cannot_follow_is_left_to_pip(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     source, alone = WheelSource(), WheelSource("/srv", index=False)
     assert not can_resolve([f"thing --hash=sha256:{'0' * 64}"], alone)
-    settings.write_text("[install]\nconstraint = /srv/c.txt\n")
+    pip_conf(settings, "[install]\nconstraint = /srv/c.txt\n")
     assert not can_resolve(["thing"], source)
     assert can_resolve(["thing"], alone)
     settings.write_text("[global\n")
     assert not can_resolve(["thing"], source)
-    settings.write_text("[list]\nconstraint = 1\n[global]\ntimeout = 5\n")
+    pip_conf(settings, "[list]\nconstraint = 1\n[global]\ntimeout = 5\nconstraint =\n")
     assert can_resolve(["thing"], source)
 
 
