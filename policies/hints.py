@@ -1,4 +1,5 @@
-"""Hints: what a person can do after an attempt was refused, or an import failed.  Pure.
+"""Hints: what a person can do after an attempt was refused, an import failed, or a limit was
+reached.  Pure.
 
 They are made from the words of the guest, which may lie: a hint is text for people, and nothing is
 decided by it.
@@ -33,6 +34,9 @@ _FULL = re.compile(  # in Python, Ruby, Node, and tools of a shell
     r"\[Errno 2[78]\] |Errno::E(?:FBIG|NOSPC): |\bE(?:FBIG|NOSPC): "
     r"|File too large$|No space left on device$", re.MULTILINE,
 )  # fmt: skip
+_NO_PROCESS = re.compile(  # where no cgroup counts
+    r"RuntimeError: can't start new thread|\bfork: (?:retry: )?Resource temporarily unavailable"
+)
 _NO_INPUT = "EOFError: EOF when reading a line"
 # Modules whose packages have other names; any other name is tried as it is.
 _PACKAGES = {
@@ -48,6 +52,14 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
+_MEMORY = (
+    "memory was at its limit: limits.memory_bytes of the policy is higher with --memory "
+    "(max_memory_mb=), and counts the files of /workspace and /tmp too"
+)
+_PROCESSES = (
+    "the program reached limits.processes of the policy, which counts its threads, and two processes "
+    "of the cell: start fewer at once, or set it higher in your policy (max_processes=)"
+)
 _SUBPROCESSES = (
     "to start other programs use the profile standard (--policy standard), or set "
     "processes.subprocesses = true in your policy"
@@ -87,9 +99,23 @@ class Refused(Protocol):
     def process(self) -> str: ...
 
 
-def hints(error: str | None, refused: Iterable[Refused]) -> tuple[str, ...]:
+class Used(Protocol):
+    """What limits a program reached, `runner.result.Usage`."""
+
+    @property
+    def killed_for_memory(self) -> int: ...
+    @property
+    def memory_limit_reached(self) -> bool: ...
+    @property
+    def forks_refused(self) -> int: ...
+
+
+def hints(
+    error: str | None, refused: Iterable[Refused], used: Used | None = None,
+    *, timed_out: bool = False,
+) -> tuple[str, ...]:  # fmt: skip
     """Return the hints for a program that ended with `error` and had these attempts refused."""
-    found = [*_of_error(error or "")]
+    found = [*_of_limits(error or "", used, timed_out=timed_out), *_of_error(error or "")]
     for each in refused:
         found += _of_refusal(each, error or "")
     if any(hint.startswith(_NAME) for hint in found):
@@ -97,6 +123,15 @@ def hints(error: str | None, refused: Iterable[Refused]) -> tuple[str, ...]:
     if _LOOPBACK in found:
         found = [hint for hint in found if hint != _NETWORK]
     return tuple(dict.fromkeys(found))
+
+
+def _of_limits(error: str, used: Used | None, *, timed_out: bool) -> Iterator[str]:
+    """Yield the hints about limits.  A program at its memory limit waits for memory that the kernel
+    reclaims, until its time is up."""
+    if used and (used.killed_for_memory or (timed_out and used.memory_limit_reached)):
+        yield _MEMORY
+    if (used and used.forks_refused) or _NO_PROCESS.search(error):
+        yield _PROCESSES
 
 
 def _of_error(error: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import _signal  # type: ignore[import-not-found]  # without the enums of `signal`
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -24,13 +25,7 @@ _STATUS_OF_CAUSE = {
     "cancelled": SandboxStatus.CANCELLED,
 }
 _MORE_MEMORY = "needed more than {} bytes"
-
-
-class Count(msgspec.Struct, frozen=True):
-    """The counters of the cell's cgroup."""
-
-    usage: CgroupUsage
-    oom_kills: int
+_FULL = 0.99  # of the memory limit: a charge of several pages fails just below it
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -40,7 +35,7 @@ class _End(msgspec.Struct, frozen=True):
 
 
 def conclude(
-    seen: Observation, counted: Count, captures: tuple[Capture, ...], limits: Limits,
+    seen: Observation, counted: CgroupUsage, captures: tuple[Capture, ...], limits: Limits,
     *, execution_time: float, artifacts: tuple[Artifact, ...] = (), **facts: Any,
 ) -> SandboxResult:  # fmt: skip
     """Return the result of an execution; `facts` become fields of it unchanged."""
@@ -54,8 +49,8 @@ def conclude(
             truncated[each.name] = lost
     if finished.dropped_bytes:
         truncated["value"] = finished.dropped_bytes
-    usage = _usage(counted.usage, output_bytes, execution_time)
-    end = _end(seen, exit_code, signal_number, counted.oom_kills, usage, limits)
+    usage = _usage(counted, output_bytes, execution_time, limits)
+    end = _end(seen, exit_code, signal_number, usage, limits)
     drawn = finished.pictures
     return SandboxResult(
         status=end.status,
@@ -73,13 +68,13 @@ def conclude(
         execution_time=execution_time,
         usage=usage,
         truncated=truncated,
+        notices=tuple(_notices(usage, limits, end.reason)),
         **facts,
     )
 
 
 def _end(
-    seen: Observation, exit_code: int | None, number: int | None, oom_kills: int, usage: Usage,
-    limits: Limits,
+    seen: Observation, exit_code: int | None, number: int | None, usage: Usage, limits: Limits
 ) -> _End:  # fmt: skip
     """Return how it ended: our own reasons come first, then the kernel's, then the program's."""
     if seen.cause:
@@ -88,7 +83,7 @@ def _end(
     if seen.stays and seen.finished:
         return _by_its_own_word(seen.finished)
     if exit_code is None:
-        return _killed(number or _signal.SIGKILL, oom_kills, usage, limits)
+        return _killed(number or _signal.SIGKILL, usage, limits)
     if exit_code == 0:
         return _End(SandboxStatus.COMPLETED, "exit")
     raised = seen.finished is not None and seen.finished.traceback is not None
@@ -121,10 +116,10 @@ def _explain(seen: Observation, limits: Limits) -> str:
     return explanations[seen.cause or ""]
 
 
-def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
+def _killed(number: int, usage: Usage, limits: Limits) -> _End:
     """Tell the kernel's caps from other signals: OOM kills and used-up CPU time."""
     cpu_seconds = usage.cpu_user_seconds + usage.cpu_system_seconds
-    if oom_kills and number == _signal.SIGKILL:
+    if usage.killed_for_memory and number == _signal.SIGKILL:
         return _End(SandboxStatus.KILLED, "memory", _MORE_MEMORY.format(limits.memory_bytes))
     if number == _signal.SIGXCPU or (
         number == _signal.SIGKILL and cpu_seconds >= limits.cpu_seconds
@@ -135,6 +130,21 @@ def _killed(number: int, oom_kills: int, usage: Usage, limits: Limits) -> _End:
             f"used more than {limits.cpu_seconds:g} s of CPU time",
         )
     return _End(SandboxStatus.FAILED, "signal", f"killed by {_signal_name(number)}")
+
+
+def _notices(usage: Usage, limits: Limits, reason: Reason) -> Iterator[str]:
+    """Yield what happened to children at a limit, of which a program that goes on may not tell."""
+    if (killed := usage.killed_for_memory) and reason != "memory":
+        processes = "process" if killed == 1 else "processes"
+        yield (
+            f"the kernel killed {killed:,} {processes}: all together needed more than "
+            f"{limits.memory_bytes} bytes"
+        )
+    if refused := usage.forks_refused:
+        yield (
+            f"{refused:,} attempts to start a process or thread failed: at most {limits.processes} "
+            "live at once"
+        )
 
 
 def _signal_name(number: int) -> str:
@@ -210,7 +220,7 @@ def _cut(text: str | None, limit: int) -> str | None:
     return text if text is None or len(text) <= limit else text[:limit]
 
 
-def _usage(counted: CgroupUsage, output_bytes: int, wall_seconds: float) -> Usage:
+def _usage(counted: CgroupUsage, output_bytes: int, wall_seconds: float, limits: Limits) -> Usage:
     return Usage(
         wall_seconds=wall_seconds,
         cpu_user_seconds=counted.cpu_user_seconds or 0.0,
@@ -218,4 +228,7 @@ def _usage(counted: CgroupUsage, output_bytes: int, wall_seconds: float) -> Usag
         memory_peak_bytes=counted.memory_peak_bytes or 0,
         processes_peak=counted.processes_peak or 0,
         output_bytes=output_bytes,
+        killed_for_memory=counted.killed_for_memory,
+        memory_limit_reached=(counted.memory_peak_bytes or 0) >= _FULL * limits.memory_bytes,
+        forks_refused=counted.forks_refused,
     )

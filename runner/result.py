@@ -32,7 +32,13 @@ class SandboxStatus(enum.Enum):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """The cell's usage as the kernel counted it; 0 where this host does not count."""
+    """The cell's usage as the kernel counted it; 0 where this host does not count.
+
+    `killed_for_memory`: processes that the kernel killed at the memory limit, children of the program
+    too; `memory_limit_reached`: the cell had all the memory that it may have, perhaps as cache;
+    `forks_refused`: processes and threads beyond limits.processes that could not be started.  In a
+    session peaks are of its whole life, and the other numbers of this request.
+    """
 
     wall_seconds: float = 0.0
     cpu_user_seconds: float = 0.0
@@ -40,6 +46,9 @@ class Usage(msgspec.Struct, frozen=True):
     memory_peak_bytes: int = 0
     processes_peak: int = 0
     output_bytes: int = 0
+    killed_for_memory: int = 0
+    memory_limit_reached: bool = False
+    forks_refused: int = 0
 
 
 SEVERAL = "several"  # the `process` of a violation that counts attempts of any process
@@ -103,7 +112,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
     `traceparent` passes the trace on (W3C Trace Context); `audited` is False if some of its
     records could not be written to the trail when they were due.  `session_lost`: the session
     ended with this request.  `notices`: what was changed in the source, and what to use in place of
-    lines that are not Python, made from the words of the program.  `workspace`: what became of the
+    lines that are not Python, made from the words of the program; processes that the kernel killed for
+    memory.  `workspace`: what became of the
     named one that it was given.  `connections`: to names of the network that the policy allows.
     `evaluator`: "monty" if that answered, outside every layer, and no cell was made.
     """
@@ -147,11 +157,14 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What a person can do about refused attempts and failed imports; text for people, made from
-        what the guest says."""
+        """What a person can do about refused attempts, failed imports and limits that were reached: text
+        made from what the guest says."""
         from ..policies.hints import hints
 
-        return hints(self.error, self.violations)
+        return hints(
+            self.error, self.violations, self.usage,
+            timed_out=self.status is SandboxStatus.TIMEOUT,
+        )  # fmt: skip
 
     def for_model(self) -> "SandboxResult":
         """Return what a model may see: with the `privacy` of a sandbox, tokens in place of values."""

@@ -11,7 +11,7 @@ from .capture import OnOutput
 from .cgroups import CgroupUsage
 from .execution import Execution, Turn, WorkspaceChanges, look_at_files, perform, phases
 from .held_cell import HeldCell
-from .outcome import Count, conclude
+from .outcome import conclude
 from .request import Request
 from .result import SandboxResult
 from .workspace import Listing, list_files
@@ -37,6 +37,7 @@ class SessionTurns:
         self._is_shell = language in LANGUAGES and LANGUAGES[language].is_shell
         self._last_exit_code = 0
         self._listing: Listing = {}
+        self._counted = CgroupUsage()  # events until the end of the request before
         self.requests = 0
         self.cpu_before = 0.0  # CPU seconds that the session used of which this is a branch
 
@@ -74,7 +75,9 @@ class SessionTurns:
         performed = replace(performed, seen=performed.seen.refused(network.refused))
         made = look_at_files(self._held.cell.workspace, request, self._listing, cancel)
         self._listing = made.listing
-        counted = Count(_difference(cgroup.usage(), before), 0 if stays else cgroup.oom_kills())
+        after = cgroup.usage()
+        counted = _difference(after, before, self._counted)
+        self._counted = after
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())
         result = self._conclude(request, performed, made, counted, moments)
         if network.connections:
@@ -103,7 +106,7 @@ class SessionTurns:
         return perform(self._held, request, on_output, cancel, turn)
 
     def _conclude(
-        self, request: Request, performed: Execution, made: WorkspaceChanges, counted: Count,
+        self, request: Request, performed: Execution, made: WorkspaceChanges, counted: CgroupUsage,
         moments: tuple[float, ...],
     ) -> SandboxResult:  # fmt: skip
         return conclude(
@@ -115,9 +118,15 @@ class SessionTurns:
         )  # fmt: skip
 
 
-def _difference(now: CgroupUsage, before: CgroupUsage) -> CgroupUsage:
-    """Return the usage since `before`; peaks are of the whole session."""
+def _difference(now: CgroupUsage, before: CgroupUsage, events: CgroupUsage) -> CgroupUsage:
+    """Return the usage since `before`, and the kills and refused forks since `events`, so that those
+    between two requests count for the later one; peaks are of the whole session."""
 
     user = (now.cpu_user_seconds or 0.0) - (before.cpu_user_seconds or 0.0)
     system = (now.cpu_system_seconds or 0.0) - (before.cpu_system_seconds or 0.0)
-    return now._replace(cpu_user_seconds=max(0.0, user), cpu_system_seconds=max(0.0, system))
+    return now._replace(
+        cpu_user_seconds=max(0.0, user),
+        cpu_system_seconds=max(0.0, system),
+        killed_for_memory=max(0, now.killed_for_memory - events.killed_for_memory),
+        forks_refused=max(0, now.forks_refused - events.forks_refused),
+    )

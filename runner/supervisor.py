@@ -21,14 +21,13 @@ from .execution import called_off, look_at_files, perform, phases
 from .generation import NO_FILES, Generation
 from .held_cell import HeldCell
 from .messages import Ended
-from .outcome import Count, conclude
+from .outcome import conclude
 from .pool import Pool
 from .request import Request
 from .result import SandboxResult
 from .settings import PoolSettings
 from .shared_files import SharedFiles
 from .spawn import Spawned
-from .watching.supervision import Observation
 
 if TYPE_CHECKING:
     from ..policies.learning import Lessons
@@ -156,7 +155,7 @@ class Supervisor:
             if keep:
                 keep(held.workspace_at_rest())
             made = look_at_files(held.cell.workspace, request, {}, cancel)
-            counted = _count(held, performed.seen)
+            counted = _count(held)
             counted_at = time.monotonic()
         finally:
             self._pool.give_back(held)
@@ -287,14 +286,12 @@ class Supervisor:
         self._pool.close()
 
 
-def _count(held: HeldCell, seen: Observation) -> Count:
+def _count(held: HeldCell) -> CgroupUsage:
     """Ask the cgroup what the cell used; where nothing counts, ask who ended it."""
-    cgroup = held.cell.cgroup
-    usage = cgroup.usage()
+    usage = held.cell.cgroup.usage()
     if usage.cpu_user_seconds is None or usage.memory_peak_bytes is None:
         usage = _or_else(usage, held.account())
-    ended_well = seen.finished and seen.finished.ends_well
-    return Count(usage, 0 if ended_well else cgroup.oom_kills())
+    return usage
 
 
 def _or_else(usage: CgroupUsage, ended: Ended) -> CgroupUsage:

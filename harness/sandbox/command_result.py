@@ -13,7 +13,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     stdout, stderr: its output as text; bytes that are not UTF-8 are U+FFFD
     timed_out: it took longer than `timeout`, or than the policy allows
     error: why it did not end by itself; None if it did
-    usage, violations, truncated, execution_id: those of the SandboxResult
+    usage, violations, truncated, notices, hints, execution_id: those of the SandboxResult
     """
 
     exit_code: int
@@ -24,6 +24,8 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     violations: tuple[Violation, ...] = ()
     truncated: dict[str, int] = {}
+    notices: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
     execution_id: str = ""
 
     @property

@@ -133,7 +133,8 @@ def _outcome(
     outcome = CommandResult(
         exit_code=exit_code, stdout=result.stdout, stderr=result.stderr,
         timed_out=timed_out, error=error, usage=result.usage, violations=result.violations,
-        truncated=result.truncated, execution_id=result.execution_id,
+        truncated=result.truncated, notices=result.notices, hints=result.hints,
+        execution_id=result.execution_id,
     )  # fmt: skip
     if type(result) is SandboxResult:
         return outcome

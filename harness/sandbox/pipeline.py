@@ -100,7 +100,12 @@ class RequestPipeline:
 
             notices += notices_of(request.code, self.policy)
         if findings or session_id or notices:
-            return replace(result, findings=findings, session_id=session_id, notices=notices)
+            return replace(
+                result,
+                findings=findings,
+                session_id=session_id,
+                notices=(*notices, *result.notices),
+            )
         return result
 
     def without_tools(self) -> "RequestPipeline":

@@ -27,6 +27,8 @@ class CgroupUsage(NamedTuple):
     cpu_system_seconds: float | None = None
     memory_peak_bytes: int | None = None
     processes_peak: int | None = None
+    killed_for_memory: int = 0  # processes that the kernel killed at the cap
+    forks_refused: int = 0  # at the cap of processes and threads
 
 
 class Cgroup(Protocol):
@@ -46,9 +48,6 @@ class Cgroup(Protocol):
 
     def memory_peak_bytes(self) -> int | None:
         """Return the most memory it has held, None if nothing counts it."""
-
-    def oom_kills(self) -> int:
-        """Return how many processes the kernel killed because memory ran out here."""
 
     @property
     def can_exceed(self) -> bool:
@@ -119,9 +118,6 @@ class NoCgroup:
 
     def memory_peak_bytes(self) -> int | None:
         return None
-
-    def oom_kills(self) -> int:
-        return 0
 
     def has_exceeded(self) -> bool:
         return False
@@ -230,6 +226,12 @@ class Counters:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+
+
+def events_at_cap(path: str, field: str, peak: int | None, cap: int) -> int:
+    """Return a count of events that happen at a cap.  A peak far below it proves that there were none,
+    which saves opening the file in nearly every call."""
+    return 0 if peak is not None and peak < cap // 2 else read_field(path, field) or 0
 
 
 def read_field(path: str, field: str) -> int | None:

@@ -11,10 +11,10 @@ from .tree import (
     Cgroup,
     CgroupUsage,
     Counters,
+    events_at_cap,
     give_up,
     open_all,
     processes_in,
-    read_field,
     remove,
     write,
 )
@@ -47,6 +47,7 @@ class CgroupV1:
         self._freezer = freezer
         self.places = {**directories, "freezer": freezer} if freezer else directories
         self._is_frozen = False
+        self._caps = caps
         self._unique = tuple(dict.fromkeys(directories.values()))
         self.descriptors: tuple[int, ...] = ()
         self._socket_bytes = caps.socket_bytes if "memory" in directories else 0
@@ -99,16 +100,21 @@ class CgroupV1:
         return CgroupUsage(
             cpu_user_seconds=None if user is None else user / 1e9,
             cpu_system_seconds=None if system is None else system / 1e9,
-            memory_peak_bytes=self._counters.number("memory_peak"),
-            processes_peak=self._counters.number("processes_peak"),
+            memory_peak_bytes=(memory := self._counters.number("memory_peak")),
+            processes_peak=(processes := self._counters.number("processes_peak")),
+            killed_for_memory=self._events("memory", "oom_control", "oom_kill", memory),
+            forks_refused=self._events("pids", "events", "max", processes),
         )
+
+    def _events(self, controller: str, file: str, field: str, peak: int | None) -> int:
+        directory = self._directories.get(controller)
+        if not directory:
+            return 0
+        cap = self._caps.memory_bytes if controller == "memory" else self._caps.processes
+        return events_at_cap(f"{directory}/{controller}.{file}", field, peak, cap)
 
     def memory_peak_bytes(self) -> int | None:
         return self._counters.number("memory_peak")
-
-    def oom_kills(self) -> int:
-        memory = self._directories.get("memory")
-        return (read_field(f"{memory}/memory.oom_control", "oom_kill") or 0) if memory else 0
 
     @property
     def can_exceed(self) -> bool:

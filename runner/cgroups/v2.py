@@ -9,10 +9,10 @@ from .tree import (
     Cgroup,
     CgroupUsage,
     Counters,
+    events_at_cap,
     give_up,
     open_all,
     read,
-    read_field,
     remove,
     remove_with_cells,
     write,
@@ -35,6 +35,7 @@ class CgroupV2:
     def __init__(self, directory: str, caps: Caps, controllers: frozenset[str], owner: int) -> None:
         self._directory = directory
         self._is_frozen = False
+        self._caps = caps
         self.places = {"v2": directory}
         self.descriptors: tuple[int, ...] = ()
         os.mkdir(directory)
@@ -59,19 +60,21 @@ class CgroupV2:
         return _seconds(self._counters.fields("cpu"), "usage_usec")
 
     def usage(self) -> CgroupUsage:
-        cpu = self._counters.fields("cpu")
+        cpu, caps = self._counters.fields("cpu"), self._caps
+        memory = self._counters.number("memory_peak")
+        processes = self._counters.number("processes_peak")
+        events = f"{self._directory}/memory.events", f"{self._directory}/pids.events"
         return CgroupUsage(
             cpu_user_seconds=_seconds(cpu, "user_usec"),
             cpu_system_seconds=_seconds(cpu, "system_usec"),
-            memory_peak_bytes=self._counters.number("memory_peak"),
-            processes_peak=self._counters.number("processes_peak"),
+            memory_peak_bytes=memory,
+            processes_peak=processes,
+            killed_for_memory=events_at_cap(events[0], "oom_kill", memory, caps.memory_bytes),
+            forks_refused=events_at_cap(events[1], "max", processes, caps.processes),
         )
 
     def memory_peak_bytes(self) -> int | None:
         return self._counters.number("memory_peak")
-
-    def oom_kills(self) -> int:
-        return read_field(f"{self._directory}/memory.events", "oom_kill") or 0
 
     def has_exceeded(self) -> bool:
         return False

@@ -171,7 +171,8 @@ def test_v1_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     cgroup = tree.create("c", CAPS)
     (at["cpuacct"] / "ours/c/cpuacct.usage_user").write_text("1000000000\n")
     (at["cpuacct"] / "ours/c/cpuacct.usage_sys").write_text("500000000\n")
-    (at["memory"] / "ours/c/memory.max_usage_in_bytes").write_text("4096\n")
+    (at["memory"] / "ours/c/memory.max_usage_in_bytes").write_text(f"{64 * MIB}\n")
+    (at["pids"] / "ours/c/pids.events").write_text("max 5\n")
     (at["memory"] / "ours/c/memory.oom_control").write_text(
         "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
     )
@@ -179,10 +180,10 @@ def test_v1_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     usage = cgroup.usage()
     assert (usage.cpu_user_seconds, usage.memory_peak_bytes, usage.processes_peak) == (
         1.0,
-        4096,
+        64 * MIB,
         None,
     )
-    assert cgroup.oom_kills() == 2
+    assert (usage.killed_for_memory, usage.forks_refused) == (2, 5)
     cgroup.close_descriptors()
 
 
@@ -270,14 +271,16 @@ def test_v2_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "ours/c/cpu.stat").write_text(
         "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n"
     )
-    (tmp_path / "ours/c/memory.peak").write_text("8192\n")
+    (tmp_path / "ours/c/memory.peak").write_text(f"{64 * MIB}\n")
     (tmp_path / "ours/c/memory.events").write_text(
         "low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 1\n"
     )
-    (tmp_path / "ours/c/pids.peak").write_text("4\n")
+    (tmp_path / "ours/c/pids.peak").write_text("10\n")
+    (tmp_path / "ours/c/pids.events").write_text("max 7\n")
     assert cgroup.cpu_seconds() == 2.5
-    assert cgroup.usage() == (2.0, 0.5, 8192, 4)
-    assert cgroup.oom_kills() == 3
+    assert cgroup.usage() == (2.0, 0.5, 64 * MIB, 10, 3, 7)
+    (tmp_path / "ours/c/memory.peak").write_text("8192\n")
+    assert cgroup.usage().killed_for_memory == 0  # far below its cap: the file is not opened
     cgroup.kill()
     assert (tmp_path / "ours/c/cgroup.kill").read_text() == "1"
     cgroup.close_descriptors()
@@ -291,8 +294,7 @@ def test_an_older_kernel_without_the_files_is_survived(
     for name in ("cgroup.kill", "memory.peak", "pids.peak", "memory.events", "cpu.stat"):
         (tmp_path / "ours/c" / name).unlink()
     cgroup.kill()
-    assert cgroup.usage() == (None, None, None, None)
-    assert cgroup.oom_kills() == 0
+    assert cgroup.usage() == (None, None, None, None, 0, 0)
     cgroup.close_descriptors()
 
 

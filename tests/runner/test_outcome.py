@@ -7,7 +7,7 @@ import pytest
 from cellwright.policies.policy import Limits
 from cellwright.runner.cgroups import CgroupUsage
 from cellwright.runner.messages import Finished
-from cellwright.runner.outcome import Count, conclude
+from cellwright.runner.outcome import conclude
 from cellwright.runner.result import SandboxResult, SandboxStatus
 from cellwright.runner.watching.supervision import Observation
 
@@ -36,7 +36,8 @@ def result_of(
     seen = Observation(cause, wait_status, finished, "it lied")  # type: ignore[arg-type]
     captures = (Text("stdout", "out"), Text("stderr", "err", 5))
     return conclude(
-        seen, Count(usage, oom_kills), captures, LIMITS, execution_time=1.5, trace_id="t",  # type: ignore[arg-type]
+        seen, usage._replace(killed_for_memory=oom_kills), captures, LIMITS,  # type: ignore[arg-type]
+        execution_time=1.5, trace_id="t",
     )  # fmt: skip
 
 
@@ -133,7 +134,7 @@ def test_in_a_session_the_exit_code_is_the_programs_own_word() -> None:
     def of_a_session(finished: Finished, cause: str | None = None) -> SandboxResult:
         seen = Observation(cause, None, finished, None, stays=True)  # type: ignore[arg-type]
         captures = (Text("stdout", ""), Text("stderr", ""))
-        return conclude(seen, Count(QUIET, 0), captures, LIMITS, execution_time=1.5)  # type: ignore[arg-type]
+        return conclude(seen, QUIET, captures, LIMITS, execution_time=1.5)  # type: ignore[arg-type]
 
     left = of_a_session(Finished(None, None, None, None, exit_code=7))
     assert (left.status, left.reason, left.exit_code, left.error) == (
@@ -173,3 +174,11 @@ def test_streams_and_facts_are_passed_on() -> None:
     assert result.truncated == {"stderr": 5}
     assert result.usage.output_bytes == 11
     assert result.trace_id == "t"
+
+
+def test_a_program_at_its_memory_limit_whose_time_was_up_is_told_of_memory() -> None:
+    full = QUIET._replace(memory_peak_bytes=LIMITS.memory_bytes - 4096)
+    (hint,) = result_of("wall_time", usage=full).hints
+    assert "limits.memory_bytes" in hint
+    assert result_of("wall_time").hints == ()
+    assert result_of(wait_status=0, usage=full).hints == ()
