@@ -1,5 +1,5 @@
 """`ClientQuota`: a limit for each client and one for all together; `HeldAmount`: what one request holds
-of it."""
+of it.  `client_turns.py` has limits for work that waits."""
 
 import contextlib
 import threading

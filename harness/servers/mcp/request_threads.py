@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
 import anyio
-from anyio import CapacityLimiter, from_thread
+from anyio import from_thread
 
 from ....runner.capture import OnOutput
 from ...mcp.threads import in_thread
 from ...text.terminal import harmless
+from ..client_turns import ClientTurns
 from ..tokens import GONE
 from .clients import Context, owner_of
 
@@ -29,12 +30,11 @@ class RequestControl(NamedTuple):
 
 
 class RequestThreads:
-    """Runs blocking work with a limit for all clients and one for each; the rest waits in order.  So
-    one client cannot use all threads."""
+    """Runs blocking work with a limit for all clients and one for each; the rest waits.  So one client
+    cannot use all threads."""
 
     def __init__(self) -> None:
-        self._limiter = CapacityLimiter(_AT_ONCE)
-        self._limiters: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
+        self._turns = ClientTurns(_AT_ONCE_OF_ONE, _AT_ONCE)
 
     async def do(self, context: Context, work: Callable[[RequestControl], T]) -> T:
         """Return what `work` returns, or raise what it raises; waits for its end in any case.
@@ -42,14 +42,11 @@ class RequestThreads:
         The work is told to end if the request is cancelled or its client disconnects: an answer is
         never sent again, so its result would be lost.
         """
-        async with self._limiter_of(owner_of(context).client), self._limiter:
+        async with self._turns.turn(owner_of(context).client):
             value, error = await _run_reporting(context, work)
         if error:
             raise error
         return cast("T", value)
-
-    def _limiter_of(self, client: str) -> CapacityLimiter:
-        return self._limiters.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
 
 
 async def _run_reporting(

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from anyio import CapacityLimiter
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
@@ -22,6 +21,7 @@ from ....runner.nesting import refuse_deep_json, refuse_large_json
 from ...mcp.threads import in_thread
 from ...tools.meter import Meter
 from ..client_quota import HeldAmount
+from ..client_turns import ClientTurns
 from ..http_access import header
 from ..http_server import App, Receive, Scope, Send
 from ..tokens import CLIENT, GONE
@@ -52,9 +52,8 @@ class Dispatcher:
         self._state = state
         self._executions = state.limits.executions
         self._answer_bytes = state.limits.answer_bytes
-        self._limiter = CapacityLimiter(_AT_ONCE)
-        self._limiters: dict[str, CapacityLimiter] = {}  # a client is a token, so they are few
-        self._meters: dict[str, Meter] = {}
+        self._turns = ClientTurns(_AT_ONCE_OF_ONE, _AT_ONCE)
+        self._meters: dict[str, Meter] = {}  # a client is a token, so they are few
         self._kept = KeptAnswers()
 
     def app_of(self, endpoint: Endpoint) -> App:
@@ -114,7 +113,7 @@ class Dispatcher:
             with self._counted(endpoint, call.client):
                 if endpoint.executes:
                     return await in_thread(work, until)
-                async with self._limiter_of(call.client), self._limiter:
+                async with self._turns.turn(call.client):
                     return await in_thread(work, until)
         except Exception as error:  # noqa: BLE001 - an answer
             return _failure(endpoint, error)
@@ -136,9 +135,6 @@ class Dispatcher:
             return
         with self._executions.held(client):
             yield
-
-    def _limiter_of(self, client: str) -> CapacityLimiter:
-        return self._limiters.setdefault(client, CapacityLimiter(_AT_ONCE_OF_ONE))
 
 
 def _failure(endpoint: Endpoint, error: Exception) -> Response:
