@@ -157,8 +157,8 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What a person can do about refused attempts, failed imports and limits that were reached: text
-        made from what the guest says."""
+        """What a person can do about refused attempts, failed imports and reached limits: text made
+        from what the guest says."""
         from ..policies.hints import hints
 
         return hints(

@@ -27,7 +27,7 @@ from ....runner.messages import RunProgram, SingleCall
 from ....runner.oci.container import SpawnedContainer
 from ....runner.oci.runtime import default_runtime, find_oci_runtime
 from ....runner.oci.single_call import SingleCallContainer
-from ....runner.outcome import Count, conclude
+from ....runner.outcome import conclude
 from ....runner.request import Request
 from ....runner.result import SandboxResult
 from ..checks import check_pool
@@ -142,7 +142,7 @@ class OwnKernelCalls:
         sent_at = ran.began_at or ended_at
         moments = (asked_at, leased_at, sent_at, ended_at, counted_at, time.monotonic())
         return conclude(
-            ran.seen, Count(CgroupUsage(None, None, None, None), 0), captures, limits,
+            ran.seen, CgroupUsage(), captures, limits,
             layers=self._plan.layers, phases=phases(moments), execution_time=moments[-1] - asked_at,
             execution_id=request.execution_id, trace_id=request.trace_id,
             files=made.files, artifacts=made.artifacts, uncollected=made.uncollected,
