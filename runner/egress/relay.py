@@ -16,6 +16,7 @@ _HELLO_SECONDS = 15.0
 _BUFFER_BYTES = 128 * 1024  # the kernel doubles it (socket(7))
 _LEFT_MILLISECONDS = 30_000
 _MOST_PIECES = 64  # of a ClientHello
+_CLOSED = 7  # TCP_CLOSE, the first byte of struct tcp_info (linux/tcp.h, net/tcp_states.h)
 
 
 class RefusedError(Exception):
@@ -154,6 +155,12 @@ def reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     sock.close()
+
+
+def was_reset(sock: socket.socket) -> bool:
+    """Tell whether the peer of an open socket reset the connection.  A program does that too when it
+    closes one before it has read all: OpenSSL's clients do not wait for the server's close_notify."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSED
 
 
 def leave(sock: socket.socket) -> None:

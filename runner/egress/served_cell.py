@@ -27,7 +27,7 @@ from .cell_policy import CellPolicy
 from .client_hello import begins_tls
 from .connection import CellConnection
 from .records import Records
-from .relay import RefusedError, Relay, dial, first_bytes, leave, limit_buffers, reset
+from .relay import RefusedError, Relay, dial, first_bytes, leave, limit_buffers, reset, was_reset
 from .resolving import NoAddressError, Resolver
 from .upstream import Upstream
 
@@ -249,6 +249,8 @@ class ServedCell:
             self._records.refuse("connect", name, port, outcome)
         except OSError as error:
             outcome = error.strerror or type(error).__name__
+            if was_reset(connection.guest):
+                outcome = "reset by the program"
         except asyncio.CancelledError:
             outcome = connection.why or "the program had ended"
         finally:

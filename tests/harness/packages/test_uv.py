@@ -149,9 +149,10 @@ def test_what_uv_cannot_follow_is_left_to_pip(
 
 def test_settings_of_pip_are_read_in_its_order(tmp_path: Path) -> None:
     path = tmp_path / "pip.conf"
-    path.write_text(
+    pip_conf(
+        path,
         "[install]\nno-index = yes\nindex_url = https://b/\n"
-        "[global]\nindex-url = https://a/\nextra-index-url = https://c/\n   https://d/\n"
+        "[global]\nindex-url = https://a/\nextra-index-url = https://c/\n   https://d/\n",
     )
     nowhere = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)}
     found = settings_of_pip(
