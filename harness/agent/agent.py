@@ -3,7 +3,6 @@
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -237,13 +236,13 @@ class Agent(Closing):
             return
         tools = loop.tools_used()
         self.memory.note_run(loop.run, loop.task, result.status, result.usage.steps, tools)
-        for name in tools if self._trusted_after and result.ok else ():
-            spec = self._parts.tools.spec_of(name)
+        for used in tools if self._trusted_after and result.ok else ():
+            spec = self._parts.tools.spec_of(used.name)
             if spec is None or (spec.owner, spec.state) != (ToolOwner.AGENT, ToolState.TESTED):
                 continue
-            # Runs before it was made are about other source of that name.
-            made = datetime.fromisoformat(spec.created_at).timestamp()
-            if self.memory.successes_of(name, since=made)[0] >= self._trusted_after:
+            if spec.digest != used.digest:  # another tool has the name by now
+                continue
+            if self.memory.successes_of(used)[0] >= self._trusted_after:
                 self.factory.registry.set_state(spec.reference, ToolState.TRUSTED)
 
     def _build(self, name: str, description: str, caller: Caller) -> ToolSpec:

@@ -19,8 +19,14 @@ from ..search.documents import document_of
 from ..search.search import SearchIndex
 from ..text.hidden import line
 
-_FORMAT = 1
-_SCHEMA = """
+_FORMAT = 2
+_TOOL_RUNS = """
+CREATE TABLE tool_runs (
+    tool TEXT NOT NULL, digest TEXT NOT NULL, run TEXT NOT NULL, well INTEGER NOT NULL,
+    PRIMARY KEY (tool, digest, run)
+) WITHOUT ROWID
+"""
+_SCHEMA = f"""
 CREATE TABLE episodes (
     run TEXT PRIMARY KEY, task TEXT NOT NULL, status TEXT NOT NULL, steps INTEGER NOT NULL,
     ended REAL NOT NULL
@@ -30,14 +36,21 @@ CREATE TABLE recipes (
     task TEXT NOT NULL, tools TEXT NOT NULL, runs INTEGER NOT NULL, successes INTEGER NOT NULL,
     used REAL NOT NULL, PRIMARY KEY (task, tools)
 ) WITHOUT ROWID;
-CREATE TABLE tool_runs (
-    tool TEXT NOT NULL, run TEXT NOT NULL, well INTEGER NOT NULL, PRIMARY KEY (tool, run)
-) WITHOUT ROWID;
+{_TOOL_RUNS};
 CREATE TABLE facts (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE, kept REAL NOT NULL)
 """
+# Format 1 counted by the name of a tool, whatever its source was: such counts prove nothing.
+_UPGRADES = {1: f"DROP TABLE tool_runs; {_TOOL_RUNS}"}
 MOST_EPISODES, MOST_RECIPES, MOST_FACTS = 1000, 1000, 200
 _LONGEST = 1000  # characters of a task or a fact
 _DAY_SECONDS = 86_400.0
+
+
+class UsedTool(NamedTuple):
+    """A tool that a run called: `digest` is the ToolSpec.digest of what was called by that name."""
+
+    name: str
+    digest: str
 
 
 class Recipe(NamedTuple):
@@ -71,7 +84,7 @@ class AgentMemory(Closing):
     processes."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._database = Database(path, "agent's memory", _FORMAT, _SCHEMA)
+        self._database = Database(path, "agent's memory", _FORMAT, _SCHEMA, upgrades=_UPGRADES)
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -80,7 +93,9 @@ class AgentMemory(Closing):
 
     # learning
 
-    def note_run(self, run: str, task: str, status: str, steps: int, tools: Sequence[str]) -> None:
+    def note_run(
+        self, run: str, task: str, status: str, steps: int, tools: Sequence[UsedTool]
+    ) -> None:
         """Record how a run ended, and with which tools; a run that is noted again replaces itself."""
         task, now, well = line(task, _LONGEST), time.time(), status == "completed"
         with self._database.writing("add to") as db:
@@ -90,14 +105,14 @@ class AgentMemory(Closing):
                 (run, task, status, steps, now),
             )
             db.executemany(
-                "INSERT OR REPLACE INTO tool_runs VALUES (?, ?, ?)",
-                [(tool, run, well) for tool in tools],
+                "INSERT OR REPLACE INTO tool_runs VALUES (?, ?, ?, ?)",
+                [(*tool, run, well) for tool in tools],
             )
             if tools and not known:
                 db.execute(
                     "INSERT INTO recipes VALUES (?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET "
                     "runs = runs + 1, successes = successes + excluded.successes, used = excluded.used",
-                    (task, msgspec.json.encode(sorted(set(tools))).decode(), well, now),
+                    (task, _names_of(tools), well, now),
                 )
             for table, order, most in (
                 ("episodes", "ended", MOST_EPISODES), ("recipes", "used", MOST_RECIPES),
@@ -127,10 +142,7 @@ class AgentMemory(Closing):
         return Fact(*row)
 
     def replace_tool(self, old: str, new: str) -> None:
-        """Name another tool in the recipes of a tool that was merged into it.
-
-        How often it served stays as it is: that is about the other tool's source.
-        """
+        """Name another tool in the recipes of a tool that was merged into it."""
         with self._database.writing("change") as db:
             rows = db.execute("SELECT task, tools, runs, successes, used FROM recipes").fetchall()
             for task, tools, *counts in rows:
@@ -184,16 +196,16 @@ class AgentMemory(Closing):
             ).fetchall()
         return tuple(Episode(*row) for row in rows)
 
-    def successes_of(self, tool: str, *, since: float = 0.0) -> tuple[int, int]:
+    def successes_of(self, tool: UsedTool) -> tuple[int, int]:
         """Return in how many completed runs a tool was used, and in how many runs at all.
 
-        `since`: only runs that ended later, in seconds since the epoch, and are still on record.
+        Runs that called another source, or the same with other permissions, do not count.
         """
         with self._database.reading() as db:
             row = db.execute(
-                "SELECT coalesce(sum(well), 0), count(*) FROM tool_runs LEFT JOIN episodes USING (run) "
-                "WHERE tool = ? AND coalesce(ended, 0) >= ?",
-                (tool, since),
+                "SELECT coalesce(sum(well), 0), count(*) FROM tool_runs "
+                "WHERE tool = ? AND digest = ?",
+                tool,
             ).fetchone()
         return int(row[0]), int(row[1])
 
@@ -210,6 +222,10 @@ class AgentMemory(Closing):
         with self._database.writing("remove from") as db:
             gone = db.execute("DELETE FROM episodes WHERE ended < ?", (before,)).rowcount
             return gone + db.execute("DELETE FROM recipes WHERE used < ?", (before,)).rowcount
+
+
+def _names_of(tools: Sequence[UsedTool]) -> str:
+    return msgspec.json.encode(sorted({each.name for each in tools})).decode()
 
 
 def _similar(task: str, texts: Sequence[str], limit: int) -> list[int]:

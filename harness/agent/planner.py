@@ -11,7 +11,7 @@ import msgspec
 from ...policies.errors import ToolError
 from ..schemas.spec import ToolSpec
 from ..text.hidden import line, prose
-from .memory import AgentMemory, Recipe
+from .memory import AgentMemory, Recipe, UsedTool
 from .messages import ChatModel, Message, Sampling
 from .reply import fenced_blocks
 
@@ -106,7 +106,7 @@ class Planner:
             if spec is None:
                 score, reasons = score - _MISSING, [*reasons, f"{name} is missing"]
                 continue
-            well, runs = memory.successes_of(name)
+            well, runs = memory.successes_of(UsedTool(spec.name, spec.digest))
             score += _HISTORY * (well + 1) / (runs + 2)
             if spec.risky:
                 score, reasons = score - _RISKY, [*reasons, f"{name} needs approval"]

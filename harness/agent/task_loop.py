@@ -19,7 +19,7 @@ from ..sandbox.sandbox import Sandbox
 from .actions import ACTIONS, FINAL_ANSWER, AgentTools
 from .conversation import Conversation
 from .limits import AgentLimits, AgentUsage
-from .memory import AgentMemory, Recipe
+from .memory import AgentMemory, Recipe, UsedTool
 from .messages import USUAL, ChatModel, CountTokens, Message, ModelReply, OnText, Sampling
 from .outcome import AgentEvent, AgentResult
 from .planner import Planner
@@ -112,14 +112,17 @@ class TaskLoop:
         with self._lock:
             self._notes.append(told)
 
-    def tools_used(self) -> tuple[str, ...]:
-        """Return the tools of the caller and the made ones that answered in this run."""
-        used: dict[str, None] = {}
+    def tools_used(self) -> tuple[UsedTool, ...]:
+        """Return the tools of the caller and the made ones that answered in this run.
+
+        A tool that was replaced meanwhile is named with the digest of what was called.
+        """
+        used: dict[UsedTool, None] = {}
         for step in self._store.steps(self.run):
             for call in self._calls_of(step.number):
                 spec = self._parts.tools.spec_of(call.tool)
                 if call.state is CallState.DONE and spec and spec.server != ACTIONS:
-                    used[call.tool] = None
+                    used[UsedTool(call.tool, call.tool_digest)] = None
         return tuple(used)
 
     # the loop

@@ -29,7 +29,7 @@ class FactoryCatalogue:
         self._registry = registry
         self._maker = maker
         self._lock = threading.Lock()
-        self._tools: OrderedDict[tuple[str, ToolState, str], Tool] = OrderedDict()
+        self._tools: OrderedDict[tuple[str, ToolState], Tool] = OrderedDict()
 
     def get(self, name: str) -> Tool:
         """Return a tool that can be called; raises ToolNotFound, and ToolDenied if it is retired."""
@@ -38,9 +38,10 @@ class FactoryCatalogue:
             return here
         if spec.state is ToolState.RETIRED:
             raise self._retired(spec)
-        key = spec.reference, spec.state, spec.source_hash
+        key = spec.reference, spec.state
         with self._lock:
-            if known := self._tools.get(key):
+            known = self._tools.get(key)
+            if known and known.spec == spec:
                 self._tools.move_to_end(key)
                 return known
         made = self._made(spec)

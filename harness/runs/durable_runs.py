@@ -66,7 +66,10 @@ class CallState(enum.Enum):
 
 
 class RunCall(NamedTuple):
-    """A recorded call of a run; `answer` is JSON, or the text of the error."""
+    """A recorded call of a run; `answer` is JSON, or the text of the error.
+
+    `tool_digest` is the ToolSpec.digest of the tool that was called; empty if none was.
+    """
 
     number: int
     site: str
@@ -74,6 +77,7 @@ class RunCall(NamedTuple):
     arguments: dict[str, Any]
     state: CallState
     answer: str
+    tool_digest: str = ""
 
 
 class RunRecord(NamedTuple):
@@ -336,7 +340,9 @@ def _shown(recorded: RecordedCall) -> RunCall:
     else:
         state, text = CallState.DONE, (answer.value or b"null").decode(errors="replace")
     arguments = msgspec.json.decode(recorded.arguments)
-    return RunCall(recorded.number, recorded.site, recorded.tool, arguments, state, text)
+    return RunCall(
+        recorded.number, recorded.site, recorded.tool, arguments, state, text, recorded.tool_digest
+    )
 
 
 def _actions(run: RunSummary, approvals: tuple[Approval, ...], *, unknown: bool) -> tuple[str, ...]:

@@ -51,13 +51,13 @@ class LiveCall:
         self._may_begin = may_begin
         self.is_begun = False
 
-    def begin(self) -> None:
-        """Record that the call is about to be made, and that its approval is used.
+    def begin(self, tool_digest: str) -> None:
+        """Record that a tool with this digest is about to be called, and that the approval is used.
 
         On RegistryError the call must not be made.
         """
         with self._may_begin():
-            self._number = self._store.begin_call(self._new, self._number)
+            self._number = self._store.begin_call(self._new, self._number, tool_digest)
             self.is_begun = True
             self._working.add(self._number)
 

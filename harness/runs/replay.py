@@ -35,6 +35,7 @@ class RecordedCall(NamedTuple):
     may_be_repeated: bool = False
     call: str = ""  # its identity within the run
     arguments: msgspec.Raw = msgspec.Raw(b"{}")  # JSON
+    tool_digest: str = ""  # `ToolSpec.digest` of the tool that was called
 
     @property
     def has_effect(self) -> bool:

@@ -14,7 +14,7 @@ from ..sandbox.parameters import CallArguments
 from ..tools.approval import ApprovalRequest
 from .replay import RecordedCall
 
-_FORMAT = 3
+_FORMAT = 4
 _EXECUTABLE = 1  # the extension type of msgpack
 _OVER = ("completed", "failed")
 _SCHEMA = """
@@ -27,7 +27,8 @@ CREATE TABLE calls (
     number INTEGER PRIMARY KEY, run TEXT NOT NULL REFERENCES runs, seen INTEGER NOT NULL,
     site TEXT NOT NULL, digest TEXT NOT NULL, tool TEXT NOT NULL, begun INTEGER NOT NULL, answer BLOB,
     call TEXT NOT NULL DEFAULT '', arguments BLOB NOT NULL DEFAULT '{}',
-    place INTEGER NOT NULL DEFAULT 0, repeatable INTEGER NOT NULL DEFAULT 0
+    place INTEGER NOT NULL DEFAULT 0, repeatable INTEGER NOT NULL DEFAULT 0,
+    tool_digest TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX calls_of_run ON calls (run, place);
 CREATE TABLE approvals (
@@ -41,6 +42,7 @@ CREATE TABLE grants (
     tool TEXT NOT NULL, version TEXT NOT NULL, left INTEGER NOT NULL, expires REAL NOT NULL
 )
 """
+_FROM_3 = "ALTER TABLE calls ADD COLUMN tool_digest TEXT NOT NULL DEFAULT ''"
 _UPGRADES = {
     2: """
 ALTER TABLE runs ADD COLUMN ending TEXT NOT NULL DEFAULT '';
@@ -55,10 +57,15 @@ DROP INDEX calls_of_run;
 CREATE INDEX calls_of_run ON calls (run, place);
 ALTER TABLE approvals ADD COLUMN call TEXT NOT NULL DEFAULT '';
 DROP INDEX approvals_of_run;
-CREATE INDEX approvals_of_run ON approvals (run, call)
+CREATE INDEX approvals_of_run ON approvals (run, call);
 """
+    + _FROM_3,
+    3: _FROM_3,
 }
-_COLUMNS = "number, site, digest, tool, begun, answer, seen, place, repeatable, call, arguments"
+_COLUMNS = (
+    "number, site, digest, tool, begun, answer, seen, place, repeatable, call, arguments, "
+    "tool_digest"
+)
 
 
 class StoredRun(NamedTuple):
@@ -254,7 +261,7 @@ class RunStore:
             _require_current(db, new)
             return _add(db, new)
 
-    def begin_call(self, new: NewCall, number: int) -> int:
+    def begin_call(self, new: NewCall, number: int, tool_digest: str) -> int:
         """Record that a call is about to be made, and that its approval is used; return its number.
 
         `number` is 0 for a new call.  Raises RegistryError if the call cannot be recorded, or the run
@@ -263,7 +270,10 @@ class RunStore:
         with self._database.writing("change") as db:
             _require_current(db, new)
             number = number or _add(db, new)
-            db.execute("UPDATE calls SET begun = 1 WHERE number = ?", (number,))
+            db.execute(
+                "UPDATE calls SET begun = 1, tool_digest = ? WHERE number = ?",
+                (tool_digest, number),
+            )
             db.execute(
                 "UPDATE approvals SET state = 'used' "
                 "WHERE run = ? AND call = ? AND state = 'approved'",
@@ -408,11 +418,11 @@ def _add(db: Any, new: NewCall) -> int:
 
 def _recorded(
     number: int, site: str, digest: str, tool: str, begun: int, answer: bytes | None, seen: int,
-    place: int, repeatable: int, call: str, arguments: bytes,
+    place: int, repeatable: int, call: str, arguments: bytes, tool_digest: str,
 ) -> RecordedCall:  # fmt: skip
     return RecordedCall(
         number, site, digest, tool, bool(begun), _answer(answer), seen, place, bool(repeatable), call,
-        msgspec.Raw(arguments),
+        msgspec.Raw(arguments), tool_digest,
     )  # fmt: skip
 
 

@@ -127,10 +127,22 @@ class ToolSpec(_Part, frozen=True):
         return f"{self.name}@{self.version}"
 
     @property
+    def digest(self) -> str:
+        """The SHA-256 of all that decides what a call does, such as source, packages and permissions.
+
+        Trust and approval are bound to it: another tool of the same name has another digest.
+        """
+        decides = (
+            self.source_hash, self.function, self.parameters, self.grants, self.calls,
+            self.requirements, self.provenance.packages, self.credentials,
+        )  # fmt: skip
+        return hashlib.sha256(msgspec.json.encode(decides, order="deterministic")).hexdigest()
+
+    @property
     def identity(self) -> str:
         """Version and digest, which an approval is bound to beside the name: another version may be
         made before a person decides."""
-        return f"{self.version} {self.source_hash}"
+        return f"{self.version} {self.digest}"
 
     @property
     def may_be_repeated(self) -> bool:

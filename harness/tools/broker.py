@@ -166,7 +166,7 @@ class Broker:
         redaction = Redaction(secrets.values()) if secrets else None
         self._trail.record_call(call)
         if caller.intend:
-            caller.intend()
+            caller.intend(spec.digest)
         private = None
         if caller.privacy and restored:
             private = PrivateResults(caller.privacy, restored.values)

@@ -26,8 +26,8 @@ class PendingCall(Protocol):
 
     call: str
 
-    def begin(self) -> None:
-        """Record that the call is about to be made; on RegistryError it must not be made."""
+    def begin(self, tool_digest: str) -> None:
+        """Record the call of a tool with this digest; on RegistryError it must not be made."""
 
 
 class CallRecorder(Protocol):
@@ -60,9 +60,8 @@ class Caller(msgspec.Struct, frozen=True):
     rules: Tools = Tools()
     meter: Meter | None = None
     recorder: CallRecorder | None = None  # of a durable run
-    intend: Callable[[], None] | None = (
-        None  # records, just before a tool is called, that it will be
-    )
+    # records, just before a tool is called, that it will be; gets ToolSpec.digest
+    intend: Callable[[str], None] | None = None
     is_model: bool = False  # it reads results itself: long ones come in parts
     trails: "tuple[AuditLog, ...]" = ()  # of the sandboxes whose programs made the call
     call: str = ""  # the identity of the call within the run

@@ -9,6 +9,7 @@ import pytest
 
 from cellwright import PolicyError, Privacy, Sandbox, ToolState
 from cellwright.agent import Agent, AgentEvent, AgentLimits, ModelClient, Planner, Price
+from cellwright.harness.agent.actions import summary_tool
 from cellwright.harness.agent.conversation import Conversation
 from cellwright.harness.agent.demo import TASKS, DemoModel
 from cellwright.harness.agent.messages import estimated_tokens
@@ -371,6 +372,35 @@ def test_a_tool_does_not_inherit_the_trust_of_other_source_with_its_name(make: M
     agent.factory.create_tool("double", "Double.", source + " + 0", tests=test)
     assert state_after_a_run() is ToolState.TESTED  # the second run of a tool of that name
     assert state_after_a_run() is ToolState.TRUSTED
+
+
+def test_a_run_trusts_what_it_called_and_not_what_has_the_name_when_it_ends(make: Make) -> None:
+    source = "def double(n: int) -> int:\n    return n * 2"
+    test = ["assert double(2) == 4"]
+    calling = program("execute_tool('double', {'n': 2})")
+    agent = make([calling, answer("1")], trusted_after=1)
+    agent.factory.create_tool("double", "Double.", source, tests=test)
+    for event in agent.stream("t"):
+        if event.kind == "observation":  # the old source was called
+            agent.factory.create_tool("double", "Double.", source + " + 0", tests=test)
+    assert [each.state for each in agent.factory.registry.versions("double")] == [
+        ToolState.TESTED, ToolState.TESTED,
+    ]  # fmt: skip
+    assert agent.run("t").ok
+    assert agent.factory.get_tool("double").state is ToolState.TRUSTED
+
+
+def test_trust_is_for_one_set_of_permissions(make: Make) -> None:
+    source = "def double(n: int) -> int:\n    return n * 2"
+    agent = make([answer("execute_tool('double', {'n': 2})")], trusted_after=2)
+    for calls in ((), ("text_summarize",)):
+        if calls:
+            agent.factory.registry.register(summary_tool(lambda caller: lambda text, most: text))
+        agent.factory.create_tool(
+            "double", "Double.", source, tests=["assert double(2) == 4"], calls=calls
+        )
+        assert agent.run("t").ok
+        assert agent.factory.get_tool("double").state is ToolState.TESTED
 
 
 def test_one_observation_that_is_too_large_is_shortened() -> None:

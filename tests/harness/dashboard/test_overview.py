@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cellwright import AuditLog, Broker, Runs, Sandbox, ToolFactory, ToolRegistry
-from cellwright.harness.agent.memory import AgentMemory
+from cellwright.harness.agent.memory import AgentMemory, UsedTool
 from cellwright.harness.cli import main as cli
 from cellwright.harness.dashboard import sources, timeline
 from cellwright.harness.dashboard.live import LiveTimeline
@@ -130,7 +130,7 @@ def test_the_registry_tells_of_uses_and_the_memory_of_tasks(
         contextlib.closing(AgentMemory(tmp_path / "memory.db")) as memory,
     ):
         for number, status in enumerate(("completed", "failed", "completed")):
-            memory.note_run(f"run {number}", "a task", status, 1, ["halve"])
+            memory.note_run(f"run {number}", "a task", status, 1, [UsedTool("halve", "")])
         sources.add_tools(overview, registry)
         sources.add_curve(overview, [(registry, memory)])
     (tool,) = overview.tools or []

@@ -165,7 +165,7 @@ class Attempted:
         alone: bool = False,
     ) -> None:  # fmt: skip
         def made(making: LiveCall) -> Answer:
-            making.begin()
+            making.begin("digest")
             MADE.append(to)
             return Answer(number, b"1")
 
@@ -249,7 +249,7 @@ def test_a_program_that_was_stopped_begins_no_call(store: RunStore) -> None:
     def late(making: LiveCall) -> Answer:
         attempt.recorder.close()
         with pytest.raises(RegistryError, match="was stopped"):
-            making.begin()
+            making.begin("digest")
         kinds.append("refused")
         return Answer(1, None, "failed", "not begun")
 
@@ -267,7 +267,7 @@ def test_a_run_that_was_resumed_elsewhere_begins_no_call_here(store: RunStore) -
 
     def late(making: LiveCall) -> Answer:
         with pytest.raises(RegistryError, match="resumed elsewhere") as caught:
-            making.begin()
+            making.begin("digest")
         errors.append(caught.value)
         raise caught.value
 
@@ -285,7 +285,7 @@ def test_a_resumed_run_waits_for_a_tool_that_outlived_its_program(store: RunStor
     first = Attempted(store, run, working)
 
     def slow(making: LiveCall) -> Answer:
-        making.begin()
+        making.begin("digest")
         MADE.append("a")
         go_on.wait(60)
         return Answer(1, b"1")
@@ -311,7 +311,7 @@ def test_a_call_with_an_unknown_outcome_is_marked_by_a_person(store: RunStore) -
     attempt = Attempted(store, run)
 
     def cut_off(making: LiveCall) -> Answer:
-        making.begin()
+        making.begin("digest")
         raise RegistryError("killed here")
 
     for to in ("a", "b"):
@@ -364,11 +364,21 @@ PRAGMA user_version = 2
 """
 
 
-def test_a_file_of_the_version_before_is_upgraded(tmp_path: Any) -> None:
+def test_files_of_versions_before_are_upgraded(tmp_path: Any) -> None:
     path = tmp_path / "runs.db"
-    with sqlite3.connect(path) as db:
+    with contextlib.closing(sqlite3.connect(path)) as db:
         db.executescript(OLD)
-    db.close()
+    third = tmp_path / "third.db"
+    Runs(str(third)).close()
+    with contextlib.closing(sqlite3.connect(third)) as db:
+        db.executescript("ALTER TABLE calls DROP COLUMN tool_digest; PRAGMA user_version = 3")
+        db.execute("INSERT INTO runs (run, state, began, code, language, given) "
+                   "VALUES ('r', 'failed', 1.0, '', 'python', x'80')")  # fmt: skip
+        db.execute("INSERT INTO calls (run, seen, site, digest, tool, begun) "
+                   "VALUES ('r', 0, '', 'd', 'send', 1)")  # fmt: skip
+        db.commit()
+    with Runs(str(third), must_exist=True) as runs:
+        assert [(each.tool, each.tool_digest) for each in runs.calls("r")] == [("send", "")]
     for _ in range(2):
         with Runs(str(path), must_exist=True) as runs:
             (waiting,) = runs.pending()
