@@ -11,6 +11,7 @@ import msgspec
 from .errors import PolicyError
 from .network.rule import NetworkDenial, NetworkRule
 from .policy import Policy, check_policy
+from .quantities import with_units
 from .similar import did_you_mean
 from .toml_file import invalid_field, place_of
 from .tools import ToolRule
@@ -47,7 +48,7 @@ def policy_of_data(data: Mapping[str, Any]) -> Policy:
     """
     merged = _over_parent(dict(data), "policy", ())
     try:
-        return check_policy(msgspec.convert(merged, Policy))
+        return check_policy(msgspec.convert(with_units(merged), Policy))
     except msgspec.ValidationError as error:
         raise PolicyError(*_explained(str(error))) from None
 
@@ -55,7 +56,7 @@ def policy_of_data(data: Mapping[str, Any]) -> Policy:
 def check_named(name: str, data: dict[str, Any]) -> Policy:
     """Return the policy in `data`; an error names the file that the data came from."""
     try:
-        return check_policy(msgspec.convert(data, Policy))
+        return check_policy(msgspec.convert(with_units(data), Policy))
     except msgspec.ValidationError as error:
         what, hint = _explained(str(error))
         raise PolicyError(f"{_place(name, str(error))}: {what}", hint) from None

@@ -40,6 +40,32 @@ def add_policy(
     add_optional(parser)
 
 
+def seconds(text: str) -> float:
+    """Return the seconds of an option: a number, or a duration such as 10m."""
+    try:
+        return float(text)
+    except ValueError:
+        from ...policies.quantities import seconds_of
+
+        if (found := seconds_of(text)) is None:
+            must = "must be a number of seconds, or a duration such as 90s or 10m"
+            raise argparse.ArgumentTypeError(f"{must}, got {text!r}") from None
+        return found
+
+
+def mebibytes(text: str) -> float:
+    """Return the MiB of an option: a number, or a size such as 2G."""
+    try:
+        return float(text)
+    except ValueError:
+        from ...policies.quantities import bytes_of
+
+        if (found := bytes_of(text)) is None:
+            must = "must be a number of MiB, or a size such as 512M or 2G"
+            raise argparse.ArgumentTypeError(f"{must}, got {text!r}") from None
+        return found / (1024 * 1024)
+
+
 def add_privacy(parser: argparse.ArgumentParser) -> None:
     """Add --privacy, which `policy_of` reads."""
     parser.add_argument(

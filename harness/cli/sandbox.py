@@ -10,9 +10,8 @@ import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON, language_called, language_names
-from ...policies.policy import MIB, Limits, Policy, check_policy
+from ...policies.policy import MIB, Limits, Policy, check_limit, check_policy
 from ...runner.settings import PoolSettings
-from ..sandbox.checks import with_memory, with_timeout
 from ..sandbox.sandbox import Sandbox
 from .options import (
     AUDIT_HELP,
@@ -21,7 +20,9 @@ from .options import (
     add_skills,
     audit_of,
     backend_of,
+    mebibytes,
     policy_of,
+    seconds,
     skills_of,
 )
 from .packages import add_packages, packages_of, with_environment
@@ -51,15 +52,15 @@ def add_language(parser: argparse.ArgumentParser, default: str) -> None:
 def add_sandbox(parser: argparse.ArgumentParser, wall_time: str, policy: str | None = None) -> None:
     """Add the limits, --workspace, --audit, --connect and --policy; `wall_time` names what --timeout
     limits, `policy` the default of --policy if that is not strict."""
-    limits, default = Limits(), "at most the policy's limit, which is the default"
-    seconds, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
+    limits, most = Limits(), "with --policy at most its limit"
+    seconds_by_default, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
     parser.add_argument(
-        "--timeout", type=float, metavar="S",
-        help=f"{wall_time} in seconds; {default}: {seconds} under strict",
+        "--timeout", type=seconds, metavar="S",
+        help=f"{wall_time} in seconds, or such as 10m; {most}; default {seconds_by_default}",
     )  # fmt: skip
     parser.add_argument(
-        "--memory", type=float, metavar="MB",
-        help=f"memory limit in MiB; {default}: {mib} under strict",
+        "--memory", type=mebibytes, metavar="MB",
+        help=f"memory limit in MiB, or such as 2G; {most}; default {mib}",
     )  # fmt: skip
     parser.add_argument(
         "--workspace",
@@ -74,7 +75,7 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str, policy: str | N
     add_connect(parser)
     add_backend(parser)
     add_policy(parser, default=policy or "strict")
-    parser.set_defaults(policy=policy)
+    parser.set_defaults(policy=policy, default_policy=policy)
     add_packages(parser)
     add_skills(parser, "show programs, below /skills,")
 
@@ -121,9 +122,7 @@ def sandbox_of(
     if language != PYTHON and not policy.processes.subprocesses:
         _refuse_packages(options, language)
     policy = with_environment(policy, options)
-    limits = with_timeout(policy.limits, options.timeout, "--timeout")
-    limits = with_memory(limits, options.memory, "--memory")
-    policy = msgspec.structs.replace(policy, limits=limits)
+    policy = msgspec.structs.replace(policy, limits=_limits(options, policy.limits))
     if options.spawned and language == PYTHON and not _have_files_or_network(options, policy):
         _launch_ahead(options.spawned, policy, is_for_one_cell=is_for_one_cell)
     with (
@@ -148,6 +147,35 @@ def sandbox_of(
         ) as sandbox,
     ):
         yield sandbox
+
+
+def _limits(options: argparse.Namespace, limits: Limits) -> Limits:
+    """Return the limits of a policy with those of --timeout and --memory, which can raise only the
+    limits of a policy that nobody named: these are the user's own."""
+    if (wall := options.timeout) is not None:
+        check_limit("--timeout", wall, limit="wall_seconds")
+        if wall > limits.wall_seconds:
+            _check_raises(
+                options, f"--timeout: {wall:g} s", "wall_seconds", f"{limits.wall_seconds:g} s"
+            )
+            cpu = max(limits.cpu_seconds, wall * max(1.0, limits.cpus))
+            limits = msgspec.structs.replace(limits, cpu_seconds=cpu)
+        limits = msgspec.structs.replace(limits, wall_seconds=float(wall))
+    if (memory := options.memory) is not None:
+        check_limit("--memory", memory, limit="memory_bytes", unit=MIB)
+        if (most := limits.memory_bytes / MIB) < memory:
+            _check_raises(options, f"--memory: {memory:g} MiB", "memory_bytes", f"{most:g} MiB")
+        limits = msgspec.structs.replace(limits, memory_bytes=int(memory * MIB))
+    return limits
+
+
+def _check_raises(options: argparse.Namespace, asked: str, field: str, most: str) -> None:
+    """Raise PolicyError if a policy was named, whose limits an option can only lower."""
+    if options.policy != options.default_policy:
+        raise PolicyError(
+            f"{asked} is more than limits.{field} of the policy, {most}",
+            f"{field} below [limits] of a policy file raises it, or this option without --policy",
+        )
 
 
 @contextlib.contextmanager

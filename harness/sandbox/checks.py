@@ -1,15 +1,19 @@
 """Checks of arguments of `Sandbox` and of calls, apart from those of a policy."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import interpreted_languages, language_called, language_names
-from ...policies.policy import MIB, Limits, check_limit
+from ...policies.policy import Limits, check_limit
 from ...runner.settings import MOST_BRANCHES, PauseSettings, PoolSettings, SessionSettings
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 MAX_FILES = 20_000  # the host lists as many of a workspace
 
 
@@ -42,25 +46,14 @@ def with_timeout(limits: Limits, seconds: float | None, name: str = "timeout") -
     if seconds is None:
         return limits
     check_limit(name, seconds, limit="wall_seconds")
-    _check_lower(name, seconds, "wall_seconds", limits.wall_seconds, "s")
-    return msgspec.structs.replace(limits, wall_seconds=float(seconds))
-
-
-def with_memory(limits: Limits, mebibytes: float | None, name: str = "memory") -> Limits:
-    """Return `limits` with a memory cap of `mebibytes`; raises PolicyError if they allow less."""
-    if mebibytes is None:
-        return limits
-    check_limit(name, mebibytes, limit="memory_bytes", unit=MIB)
-    _check_lower(name, mebibytes, "memory_bytes", limits.memory_bytes / MIB, "MiB")
-    return msgspec.structs.replace(limits, memory_bytes=int(mebibytes * MIB))
-
-
-def _check_lower(name: str, asked: float, field: str, most: float, unit: str) -> None:
-    if asked > most:
+    if seconds > limits.wall_seconds:
         raise PolicyError(
-            f"{name}: {asked:g} {unit} is more than limits.{field} of the policy, {most:g} {unit}",
-            f"a call can only lower a limit; {field} below [limits] in a policy file raises it",
+            f"{name}: {seconds:g} s is more than limits.wall_seconds of the policy, "
+            f"{limits.wall_seconds:g} s",
+            "a call can only lower a limit: raise timeout_seconds of SandboxConfig, or wall_seconds "
+            "below [limits] in a policy file",
         )
+    return msgspec.structs.replace(limits, wall_seconds=float(seconds))
 
 
 def check_sessions(settings: SessionSettings) -> SessionSettings:
@@ -138,3 +131,28 @@ def check_pause_settings(given: PauseSettings) -> PauseSettings:
     from .pausing.pauses import check_pauses  # seldom needed
 
     return check_pauses(given)
+
+
+def suggests_parameters(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let an unknown keyword raise a TypeError that names the parameter that was probably meant."""
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(function)
+    def checked(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        for name in named.keys() - set(known):
+            what = function.__qualname__.removesuffix(".__init__")
+            names = [each for each in known if each != "self"]
+            from ...policies.similar import did_you_mean  # only for errors
+
+            hint = did_you_mean(name, names, f"it takes {', '.join(names)}")
+            raise TypeError(f"{what}: unknown argument {name!r}; {hint}")
+        return function(*arguments, **named)
+
+    return checked
+
+
+def suggests_fields(cls: type[_T]) -> type[_T]:
+    """Let an unknown field of a dataclass raise a TypeError as `suggests_parameters` does."""
+    cls.__init__ = suggests_parameters(cls.__init__)  # type: ignore[method-assign]
+    return cls

@@ -17,10 +17,11 @@ from ...policies.policy import (  # fmt: skip
     check_policy,
 )
 from ...runner.audit.level import AuditLevel
-from .checks import check_flag
+from .checks import check_flag, suggests_fields
 from .expansion import denied_patterns, expand, with_files
 
 
+@suggests_fields
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
     """Limits and permissions of a sandbox; everything is denied by default.
@@ -56,7 +57,7 @@ class SandboxConfig:
             warnings.warn(
                 "allowed_paths: no path is shown, because neither allow_file_read=True nor "
                 "allow_file_write=True is given",
-                stacklevel=3,  # the line that makes the configuration
+                stacklevel=4,  # the line that makes the configuration
             )
 
     def policy(self) -> Policy:
@@ -68,7 +69,11 @@ class SandboxConfig:
             network=Network(),
             limits=self._limits(),
             environment=dict(self.environment),
-            packages=Packages(require=check_names("packages", self.packages)),
+            packages=Packages(
+                require=check_names(
+                    "packages", [self.packages] if isinstance(self.packages, str) else self.packages
+                )
+            ),
             optional_layers=tuple(self.optional_layers),
         )
         shown = expand("allowed_paths", self.allowed_paths) if self._shows_paths() else ()

@@ -11,9 +11,11 @@ from ...policies.source.check import validate_code
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.log import AuditLog
 from ...runner.result import SandboxResult
+from .checks import suggests_fields
 from .isolation import IsolationBackend, IsolationConfig, ProcessIsolation
 
 
+@suggests_fields
 @dataclass(frozen=True, kw_only=True)
 class ExecutionContext:
     """The language and limits of one execution, and data of the caller."""

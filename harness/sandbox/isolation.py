@@ -23,6 +23,7 @@ from ...runner.audit.log import AuditLog
 from ...runner.capture import Capture
 from ...runner.result import SandboxResult, SandboxStatus
 from .cache import LendingCache
+from .checks import suggests_fields
 from .config import SandboxConfig
 from .permissions import policy_of
 from .sandbox import Sandbox
@@ -37,6 +38,7 @@ _COMMANDS = {
 }  # fmt: skip
 
 
+@suggests_fields
 @dataclass(frozen=True, kw_only=True)
 class IsolationConfig:
     """Limits of one execution.  `network_disabled=False` is refused: no backend offers a network."""

@@ -18,7 +18,7 @@ from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
 from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
 from ...runner.spawn import Spawned
-from .checks import check_host_path
+from .checks import check_host_path, suggests_parameters
 from .executing import Executing
 from .parameters import (
     CallArguments,
@@ -149,6 +149,7 @@ class Sandbox(Executing):
     LaunchError if cells cannot be built or no daemon answers, PackageError if packages cannot be had.
     """
 
+    @suggests_parameters
     def __init__(
         self,
         config: "SandboxConfig | PolicyLike | None" = None,
@@ -495,6 +496,7 @@ def _cells_of(given: SandboxArguments) -> _Cells:
     return DaemonsCells(check_host_path("connect", given.connect), given.policy)
 
 
+@suggests_parameters
 def create_sandbox(
     timeout: float = 30.0,
     *,

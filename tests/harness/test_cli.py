@@ -236,16 +236,28 @@ def test_what_was_not_collected_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--timeout", "40", "--timeout: 40 s is more than limits.wall_seconds of the policy, 30 s"),
+        ("--timeout", "40s", "--timeout: 40 s is more than limits.wall_seconds of the policy, 30 s"),
         ("--memory", "512", "--memory: 512 MiB is more than limits.memory_bytes of the policy, 256 MiB"),
         ("--timeout", "0", "--timeout: must be from 0.001 to 2^53, got 0"),
         ("--memory", "1", "--memory: must be from 8 to 8589934592, got 1"),
     ],
 )  # fmt: skip
 def test_an_option_can_neither_raise_nor_void_a_limit(option: str, value: str, words: str) -> None:
-    done = run(option, value, "-c", "1")
+    done = run("--policy", "strict", option, value, "-c", "1")
     assert done.returncode == 2
     assert words in done.stderr
+
+
+_LIMITS = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[0])"
+
+
+@pytest.mark.needs("cgroup")
+def test_options_raise_the_limits_of_a_policy_that_nobody_named() -> None:
+    hog = "len(b'x' * (400 << 20))"
+    assert "memory" in run("-c", hog).stderr
+    assert run("--memory", "1GB", "-c", hog).stdout == f"{400 << 20}\n"
+    lines = run("--memory", "1GB", "--timeout", "10m", "-c", _LIMITS).stdout
+    assert lines == "601\n"  # of CPU time too, which would end the program first
 
 
 def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> None:
@@ -570,11 +582,11 @@ def test_a_command_says_that_it_waits_for_a_workspace(
         (["run"], "FILE or -c CODE is required"),
         (
             ["run", "--timeout", "x", "-c", "1"],
-            "argument --timeout: must be a number of seconds, got 'x'",
+            "argument --timeout: must be a number of seconds, or a duration such as 90s or 10m, got 'x'",
         ),
         (
-            ["run", "--memory", "64M", "-c", "1"],
-            "argument --memory: must be a number of MiB, got '64M'",
+            ["run", "--memory", "64X", "-c", "1"],
+            "argument --memory: must be a number of MiB, or a size such as 512M or 2G, got '64X'",
         ),
         (["run", "--find-links", ".", "-c", "1"], "--find-links: needs --packages"),
         (["repl", "--no-index"], "--no-index: needs --packages"),

@@ -6,7 +6,7 @@ import pytest
 
 from cellwright import PolicyError
 from cellwright.policies.loading import load_policy, policy_of_data, profile_names
-from cellwright.policies.policy import Policy, Validation, check_policy
+from cellwright.policies.policy import Limits, Policy, Validation, check_policy
 
 
 def written(directory: Path, text: str, name: str = "p.toml") -> str:
@@ -99,7 +99,9 @@ NO_FIELDS = {
     "network.allow[0].schemes[0]: must be one of http, https, tcp, got 'htps'\nhint: did you mean https?": {
         "network": {"allow": [{"host": "a.example", "schemes": ["htps"]}]}
     },
-    "limits.wall_seconds: must be a number, got text": {"limits": {"wall_seconds": "30"}},
+    'limits.wall_seconds: must be a number, or text such as "90s" or "10m", got \'30\'': {
+        "limits": {"wall_seconds": "30"}
+    },
     "filesystem.read[0]: must be text, got a whole number": {"filesystem": {"read": [1]}},
     "limit: unknown field\nhint: did you mean limits?": {"limit": {}},
     "limits.cpu: unknown field\nhint: did you mean cpus?": {"limits": {"cpu": 1}},
@@ -118,3 +120,30 @@ def test_an_error_of_the_data_begins_with_the_field(message: str, data: dict[str
 def test_an_unknown_mode_of_a_policy_made_in_python_is_told_the_same() -> None:
     with pytest.raises(PolicyError, match=r"^validation\.mode: .*\nhint: did you mean enforce\?"):
         check_policy(Policy(validation=Validation(mode="enforced")))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [("2GB", 2 << 30), ("2G", 2 << 30), ("1.5 GiB", 3 << 29), ("512m", 512 << 20), ("64KB", 65536)],
+)
+def test_sizes_have_units(written: str, number: int) -> None:
+    assert policy_of_data(
+        {"limits": {"memory_bytes": "1G", "workspace_bytes": written}}
+    ).limits == (Limits(memory_bytes=1 << 30, workspace_bytes=number))
+
+
+@pytest.mark.parametrize(
+    ("written", "number"), [("10m", 600.0), ("90s", 90.0), ("1.5h", 5400.0), ("500ms", 0.5)]
+)
+def test_durations_have_units(written: str, number: float) -> None:
+    assert policy_of_data({"limits": {"wall_seconds": written}}).limits.wall_seconds == number
+
+
+@pytest.mark.parametrize(("field", "example"), [("memory_bytes", "512M"), ("wall_seconds", "10m")])
+def test_an_unknown_unit_is_an_error_at_its_line(field: str, example: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'name = "mine"\n[limits]\n{field} = "2 parsecs"\n')
+    with pytest.raises(
+        PolicyError, match=rf"mine.toml, line 3: limits.{field}: .*{example}.*2 parsecs"
+    ):
+        load_policy(str(file))

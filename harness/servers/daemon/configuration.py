@@ -15,6 +15,7 @@ from msgspec import Meta
 from ....policies.errors import PolicyError
 from ....policies.loading import load_policy, profile_names
 from ....policies.policy import Policy, named_layers
+from ....policies.quantities import with_units
 from ....policies.toml_file import (
     invalid_field,
     parsed_toml,
@@ -159,7 +160,7 @@ def read_configuration(path: Path) -> DaemonConfiguration:
     text = read_regular_file(path, owned=True)
     data = parsed_toml(text, path)
     try:
-        read = msgspec.convert(data, DaemonConfiguration)
+        read = msgspec.convert(with_units(data), DaemonConfiguration)
         checked = _with_absolute_paths(read, path.absolute().parent)
         tenant_rules(checked)
         _check_pauses(checked)
