@@ -11,12 +11,16 @@ KIND = re.compile(r"[a-z][a-z0-9]{1,15}")
 
 
 class FoundValue(NamedTuple):
-    """The position of a value, its kind, and its normal form: that of every way to write it."""
+    """The position of a value, its kind, and its normal form: that of every way to write it.
+
+    `text` is the value as a tool gets it; empty means as it is written.
+    """
 
     start: int
     end: int
     kind: str
     normal: str
+    text: str = ""
 
 
 class Detector(Protocol):

@@ -1,32 +1,81 @@
 """Other ways to write the same characters: full-width, invisible ones between, escapes, encodings.
 
-`views` returns a text as detectors should also read it, each view with the place in the original that
-every character comes from.  One level of each way is undone; the README lists those that are not.
+`view` returns a text as detectors should also read it, with the place in the original that every
+character comes from.  One level of each way is undone; the README lists those that are not.
 """
 
 import base64
 import binascii
+import bisect
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class View(NamedTuple):
-    """A text, and for each character, and the end, where it begins in the original."""
+class _Unit(NamedTuple):
+    """An escape, or a character that is folded: where it stands in the original and in the view, and
+    whether letters behind it are certainly not its own."""
 
-    text: str
-    places: list[int]
+    start: int
+    end: int
+    begins: int
+    size: int
+    is_certain: bool
 
 
-# Escapes of JSON and of programs, of URLs and of HTML; each stands for one character or one byte.
-_ESCAPE = re.compile(
-    r"\\{1,8}u[0-9A-Fa-f]{4}|\\{1,8}x[0-9A-Fa-f]{2}|%[0-7][0-9A-Fa-f]|=[2-7][0-9A-F]"
-    r"|&(?:#\d{1,6}|#[xX][0-9A-Fa-f]{1,5}|[A-Za-z]{2,8});"
+class View:
+    """A text without escapes and odd characters, and where its parts stand in the original."""
+
+    def __init__(self, text: str, units: list[_Unit]) -> None:
+        self.text = text
+        self._units = units
+        self._begins = [each.begins for each in units]
+        self._starts = [each.start for each in units]
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Return where a part stands in the original, without what is invisible around it."""
+        return self._place(start)[0], self._place(end - 1)[1]
+
+    def _place(self, place: int) -> tuple[int, int]:
+        """Return where one character of the view begins and ends in the original."""
+        number = bisect.bisect_right(self._begins, place) - 1
+        if number < 0:
+            return place, place + 1
+        unit = self._units[number]
+        beyond = place - unit.begins - unit.size
+        return (unit.start, unit.end) if beyond < 0 else (unit.end + beyond, unit.end + beyond + 1)
+
+    def cuts(self, start: int, end: int) -> bool:
+        """Tell whether a part of the original begins or ends within an escape, so that letters of the
+        escape were taken for letters of a value."""
+        return self._is_within(start) or self._is_within(end)
+
+    def _is_within(self, place: int) -> bool:
+        number = bisect.bisect_left(self._starts, place) - 1
+        return number >= 0 and place < self._units[number].end and self._units[number].is_certain
+
+
+# Escapes of JSON and of programs, of URLs, of quoted-printable and of HTML, and of terminals; each
+# stands for one character, or for none.  Several backslashes: JSON within JSON.
+_ESCAPE = (
+    r"\\{1,8}u[dD][89ABab][0-9A-Fa-f]{2}\\{1,8}u[dD][C-Fc-f][0-9A-Fa-f]{2}"
+    r"|\\{1,8}(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[bfnrt])"
+    r"|%[0-7][0-9A-Fa-f]|%[C-Fc-f][0-9A-Fa-f](?:%[89ABab][0-9A-Fa-f]){1,3}"
+    r"|=(?:0[0-9A-F]|1B|[2-7][0-9A-F]|\r?\n)"
+    r"|&(?:#\d{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z]{2,24};)"
 )
-_ESCAPE_HINT = re.compile(r"[\\%&=]")
-_ODD = re.compile(r"[^ -~\t\n\r]")
+_TERMINAL = (
+    r"(?:\x1b|\\{1,8}(?:u001[bB]|x1[bB]|033|e))\[[0-?]{0,32}[ -/]{0,4}[@-~]"  # ECMA-48, 5.4
+    r"|\x1b\][^\x07\x1b\n]{0,2048}(?:\x07|\x1b\\)"  # such as a link
+    r"|\x1b[ -/]{0,4}[0-Z\\^-~]"
+)
+_ODD = r"[^ -~\t\n\r][\u0300-\u036f]{0,16}|[A-Za-z][\u0300-\u036f]{1,16}"
+_UNIT = re.compile(f"{_TERMINAL}|{_ESCAPE}|{_ODD}")
+_QUOTED_PRINTABLE = re.compile(r"=3D|=\r?\n|quoted-printable")  # else "=20" may begin a number
+_HINT = re.compile(r"[\\%&=]|[^ -~\t\n\r]")
+_SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _SHY = "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u2800\u3164\uffa0"  # shown as nothing
 _ENCODED = re.compile(
     r"(?:[A-Za-z0-9+/]{60,76}\r?\n){0,400}[A-Za-z0-9+/_-]{12,8192}={0,2}"  # in lines, or in one
@@ -35,29 +84,53 @@ _HEXADECIMAL = re.compile(r"(?:[0-9A-Fa-f]{2}[ :]?){7,4096}")
 _LEAST_PRINTABLE = 0.9
 
 
-def views(text: str) -> Iterator[View]:
-    """Yield `text` with odd characters folded, and with escapes undone, where it has any."""
-    if _ODD.search(text):
-        yield _mapped(text, _ODD, _fold)
-    if _ESCAPE_HINT.search(text) and _ESCAPE.search(text):
-        yield _mapped(text, _ESCAPE, _unescape)
-
-
-def _mapped(text: str, pattern: re.Pattern[str], change: Callable[[str], str]) -> View:
+def view(text: str) -> View | None:
+    """Return `text` with escapes undone and odd characters folded; None if it has neither."""
+    if not _HINT.search(text):
+        return None
     parts: list[str] = []
-    places: list[int] = []
-    end = 0
-    for match in pattern.finditer(text):
-        changed = change(match[0])
-        parts += [text[end : match.start()], changed]
-        places += range(end, match.start())
-        places += [match.start()] * len(changed)
-        end = match.end()
-    places += range(end, len(text) + 1)
-    return View("".join([*parts, text[end:]]), places)
+    units: list[_Unit] = []
+    is_quoted = bool(_QUOTED_PRINTABLE.search(text))
+    end = size = 0
+    for match in _UNIT.finditer(text):
+        start, stop = match.span()
+        made = _read(match[0])
+        parts += [text[end:start], made]
+        size += start - end
+        units.append(_Unit(start, stop, size, len(made), is_quoted or match[0][0] != "="))
+        size += len(made)
+        end = stop
+    return View("".join([*parts, text[end:]]), units) if units else None
 
 
-def _fold(character: str) -> str:
+def _read(unit: str) -> str:
+    """Return what an escape or an odd character stands for; nothing for what is not shown."""
+    if unit[0] in "\\%=&":
+        unit = _unescaped(unit)
+    elif unit[0] == "\x1b":
+        return ""
+    if unit.isascii():
+        return unit if unit.isprintable() or unit in "\t\n\r\v\f" else ""
+    return "".join(map(_folded, unicodedata.normalize("NFC", unit)))
+
+
+def _unescaped(escape: str) -> str:
+    if escape[0] == "&":
+        return html.unescape(escape)
+    if escape[0] == "%":
+        return bytes.fromhex(escape.replace("%", "")).decode("utf-8", "replace")
+    if escape[0] == "=":
+        return chr(int(escape[1:], 16)) if escape[1:].isalnum() else ""
+    letters = escape.lstrip("\\")
+    if letters in _SHORT:
+        return _SHORT[letters]
+    if "[" in letters:  # of a terminal
+        return ""
+    units = [int(each, 16) for each in re.findall("[0-9A-Fa-f]{4}|(?<=x)[0-9A-Fa-f]{2}", letters)]
+    return b"".join(each.to_bytes(2, "big") for each in units).decode("utf-16-be", "surrogatepass")
+
+
+def _folded(character: str) -> str:
     """Return the plain form of a character; nothing for one that is not shown."""
     category = unicodedata.category(character)
     if category in ("Cf", "Mn", "Me", "Cc", "Cs") or character in _SHY:
@@ -67,12 +140,6 @@ def _fold(character: str) -> str:
     if category == "Nd":
         return str(unicodedata.digit(character))
     return unicodedata.normalize("NFKC", character) if category != "Zs" else " "
-
-
-def _unescape(escape: str) -> str:
-    if escape.startswith("&"):
-        return html.unescape(escape)
-    return chr(int(escape.lstrip("\\ux%="), 16))
 
 
 def decoded(text: str) -> Iterator[tuple[int, int, str]]:

@@ -3,6 +3,7 @@
 Replaces values in texts, in JSON and in the content of files, and restores tokens.
 """
 
+import bisect
 import re
 import threading
 from collections import Counter
@@ -13,7 +14,7 @@ from ...policies.errors import PolicyError
 from ..text.secrets import find_secrets, names_no_secret, secret_named
 from ..text.walking import changed, spliced
 from .detector import Detector, FoundValue, merged
-from .folding import decoded, views
+from .folding import View, decoded, view
 from .known_values import KnownValue, KnownValues
 from .outcomes import Replaced, Restored, WithheldError
 from .paths import PlaceRule, ToolPlace, place_of
@@ -59,7 +60,10 @@ class PrivacyScope:
         found = self.find(text)
         if not found:
             return Replaced(text, {})
-        values = [KnownValue(each.kind, each.normal, text[each.start : each.end]) for each in found]
+        values = [
+            KnownValue(each.kind, each.normal, each.text or text[each.start : each.end])
+            for each in found
+        ]
         tokens = self._tokens_for(values)
         parts = [(each.start, each.end, token) for each, token in zip(found, tokens, strict=True)]
         return Replaced(spliced(text, parts), dict(Counter(each.kind for each in found)))
@@ -68,11 +72,8 @@ class PrivacyScope:
         """Return the values in a text, in order and apart; known tokens are not looked into."""
         plain = self._without_tokens(text)
         found = [*self._found_in(plain), *self._encoded_in(plain)]
-        for view in views(plain):
-            for each in self._found_in(view.text):
-                start, end = view.places[each.start], view.places[each.end - 1]
-                end = next(place for place in view.places[each.end :] if place > end)
-                found.append(each._replace(start=start, end=end))
+        if read := view(plain):
+            found = _read_without_escapes(found, read, self._found_in(read.text))
         return merged(found, text) if found else found
 
     def _without_tokens(self, text: str) -> str:
@@ -255,6 +256,27 @@ class PrivacyScope:
         return (
             "unknown here, or expired" if is_intact(token) else "mangled: its check letter is wrong"
         )
+
+
+def _read_without_escapes(
+    found: list[FoundValue], read: View, seen: list[FoundValue]
+) -> list[FoundValue]:
+    """Return what was found in a text, and in its view as `seen`.  Where both found something, letters
+    of an escape, such as the n of "\\nann@example.org", are no part of the value."""
+    placed = []
+    for each in seen:
+        start, end = read.span(each.start, each.end)
+        placed.append(FoundValue(start, end, *each[2:4], read.text[each.start : each.end]))
+    apart = merged(placed, "")
+    ends = [each.end for each in apart]
+
+    def is_misread(each: FoundValue) -> bool:
+        after = bisect.bisect_right(ends, each.start)
+        return after < len(apart) and apart[after].start < each.end
+
+    return [
+        each for each in found if not (read.cuts(each.start, each.end) and is_misread(each))
+    ] + placed  # fmt: skip
 
 
 def _has_many_digits(value: Any) -> bool:

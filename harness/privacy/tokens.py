@@ -16,9 +16,14 @@ from .checksums import luhn_of
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's: no letter looks like a digit
 _CHARACTERS = 7  # 35 bits; a vault gives a value whose token is taken another one
 TOKEN = re.compile(
-    r"(?<![A-Za-z0-9])pii_([a-z][a-z0-9]{1,15})_([0-9a-z]{8})(?![A-Za-z0-9_])", re.IGNORECASE
+    r"pii_([a-z][a-z0-9]{1,15})_([0-9a-z]{8})(?![A-Za-z0-9_])", re.IGNORECASE
+)  # fmt: skip
+# The end of an escape, whose letters a token may follow (folding.py).
+_ESCAPE = re.compile(
+    r"(?:\\(?:[bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})|%[0-9A-Fa-f]{2}|=[0-9A-F]{2}"
+    r"|(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)\[[0-?]{0,32}[@-~])\Z"
 )
-_HINT = re.compile("pii_", re.IGNORECASE)
+_LONGEST_ESCAPE = 40
 
 
 def make_token(key: bytes, scope: str, kind: str, normal: str, attempt: int = 0) -> str:
@@ -57,6 +62,15 @@ class WrittenToken(NamedTuple):
 
 def tokens_in(text: str) -> Iterator[WrittenToken]:
     """Yield what is written like a token, in any case of letters."""
-    if _HINT.search(text):
-        for match in TOKEN.finditer(text):
-            yield WrittenToken(*match.span(), match[0].lower())
+    for match in TOKEN.finditer(text):
+        start = match.start()
+        if not _is_glued(text, start):
+            yield WrittenToken(start, match.end(), match[0].lower())
+
+
+def _is_glued(text: str, start: int) -> bool:
+    """Tell whether a token is a part of a longer word."""
+    before = text[start - 1 : start]
+    if not (before.isascii() and before.isalnum()):
+        return False
+    return not _ESCAPE.search(text, max(0, start - _LONGEST_ESCAPE), start)
