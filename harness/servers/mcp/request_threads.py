@@ -1,7 +1,8 @@
 """Blocking work of a request in a thread; the work is told to end when the request ends."""
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 import anyio
@@ -12,7 +13,8 @@ from ...mcp.threads import in_thread
 from ...text.terminal import harmless
 from ..client_turns import ClientTurns
 from ..tokens import GONE
-from .clients import Context, owner_of
+from .clients import Context, is_modern, owner_of
+from .stream_events import READER
 
 T = TypeVar("T")
 _AT_ONCE, _AT_ONCE_OF_ONE = 64, 48
@@ -39,8 +41,8 @@ class RequestThreads:
     async def do(self, context: Context, work: Callable[[RequestControl], T]) -> T:
         """Return what `work` returns, or raise what it raises; waits for its end in any case.
 
-        The work is told to end if the request is cancelled or its client disconnects: an answer is
-        never sent again, so its result would be lost.
+        The work is told to end if the request is cancelled, or its client disconnects and does not
+        resume the answer in time.
         """
         async with self._turns.turn(owner_of(context).client):
             value, error = await _run_reporting(context, work)
@@ -61,16 +63,26 @@ async def _run_reporting(
         except Exception as error:  # noqa: BLE001 - raised again, outside the task group
             return None, error
 
-    gone: anyio.Event | None = context.request.scope[GONE] if context.request else None
     async with anyio.create_task_group() as beside:
         if progress:
             beside.start_soon(progress.relay)
         # waits for the thread, which ends the cell
-        found = await in_thread(outcome, gone.wait if gone else anyio.sleep_forever)
+        found = await in_thread(outcome, _until_abandoned(context))
         if progress:
             await progress.finish()
         beside.cancel_scope.cancel()
     return found
+
+
+def _until_abandoned(context: Context) -> Callable[[], Awaitable[object]]:
+    """Return what waits until the client has disconnected and will not resume the answer."""
+    if context.request is None:
+        return anyio.sleep_forever
+    gone: anyio.Event = context.request.scope[GONE]
+    reader = READER.get()
+    if reader is None or is_modern(context):
+        return gone.wait
+    return partial(reader.events.until_abandoned, str(context.request_id), reader)
 
 
 def wants_progress(context: Context) -> bool:
