@@ -58,3 +58,6 @@ class PauseSettings(NamedTuple):
     keep_seconds: float = 604_800.0  # after which it cannot be resumed and is removed
     most_bytes: int = 1 << 30  # of one session, its memory and files
     quota_bytes: int = 10 << 30  # of all in the directory
+    sandbox_bytes: int | None = None  # of those of one sandbox; default quota_bytes
+    # Tokens never leave the process: what is kept is of no use, and removed, once it has ended.
+    is_private: bool = False

@@ -128,7 +128,12 @@ def _services(
 
     with (
         Sandbox(
-            policy=policy, pool=0, audit=audit or False, spawned=spawned, **backend_of(options)
+            policy=policy,
+            pool=0,
+            audit=audit or False,
+            spawned=spawned,
+            pauses=limits.pauses,
+            **backend_of(options),
         ) as ceiling,
         ToolRegistry(options.registry, model=commands_model(options.model)) as registry,
         Runs() as runs,

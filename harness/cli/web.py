@@ -149,7 +149,12 @@ def _state(
     )  # fmt: skip
     with (
         Sandbox(
-            policy=policy, pool=0, audit=audit or False, spawned=spawned, **backend_of(options)
+            policy=policy,
+            pool=0,
+            audit=audit or False,
+            spawned=spawned,
+            pauses=of_sessions.pauses,
+            **backend_of(options),
         ) as ceiling,
         ToolRegistry(options.registry) as registry,
         Runs(options.runs) as runs,

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ...policies.errors import BusyError, CellwrightError, SessionLost
-from ...runner.settings import SessionSettings
+from ...runner.settings import PauseSettings, SessionSettings
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.session import Session
 from .client_quota import ClientQuota
 
 _ID_BYTES = 16
+_PAUSED_BYTES = 5 << 29  # of one client: a quarter of those of all clients and other callers
 
 
 class SessionLimits(NamedTuple):
@@ -34,6 +35,12 @@ class SessionLimits(NamedTuple):
         """Return the settings for a sandbox.  It allows one more than we do: at its own limit it would
         end another client's oldest session instead of refusing."""
         return SessionSettings(alive=self.of_all + 1, idle_seconds=self.idle_seconds)
+
+    @property
+    def pauses(self) -> PauseSettings:
+        """Return the settings of paused sessions.  Clients have no tokens, so the states are of no use
+        to another process."""
+        return PauseSettings(sandbox_bytes=_PAUSED_BYTES, is_private=True)
 
 
 class SessionOwner(Protocol):

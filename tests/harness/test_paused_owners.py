@@ -95,6 +95,50 @@ def test_states_count_towards_the_quota_of_others(tmp_path: Path) -> None:
     ours.close()
 
 
+KILLED_SERVER = """
+import os, signal, sys
+from pathlib import Path
+from cellwright import Sandbox
+from cellwright.harness.servers.owned_sessions import SessionLimits
+from tests.conftest import policy_named
+pauses = SessionLimits().pauses._replace(directory=sys.argv[1])
+with Sandbox(policy=policy_named("strict"), pool=1, pauses=pauses) as box:
+    first, second = box.session(), box.session()
+    second.execute("x = 42")
+    first.pause()
+    print(box.resume(second.pause()).execute("x").value, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.needs("userns")
+def test_nothing_stays_of_the_paused_sessions_of_a_killed_server(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        (sys.executable, "-c", KILLED_SERVER, tmp_path), capture_output=True, text=True,
+        timeout=60, cwd=ROOT, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (-signal.SIGKILL, "42\n"), ran.stderr
+    assert len(states(tmp_path)) == 1
+    PausedStates(PauseSettings(tmp_path)).sweep()
+    assert states(tmp_path) == []
+
+
+def test_a_sandbox_has_a_quota_of_its_own(tmp_path: Path) -> None:
+    ours, another = (PausedStates(PauseSettings(tmp_path, sandbox_bytes=10_000)) for _ in range(2))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    first = written(ours)
+    size = next(tmp_path.rglob("*.session")).stat().st_size
+    assert (ours._left(directory), another._left(directory)) == (10_000 - size, 10_000)
+    ours.remove(first)
+    second = written(ours)
+    next(
+        tmp_path.rglob(f"{second.id}.session")
+    ).unlink()  # as another process that found it expired
+    assert ours._left(directory) == 10_000
+    os.close(directory)
+    ours.close()
+
+
 def test_states_that_were_given_up_are_removed(tmp_path: Path) -> None:
     ours, another = (PausedStates(PauseSettings(tmp_path)) for _ in range(2))
     written(ours)

@@ -17,6 +17,8 @@ def check_pauses(given: object) -> PauseSettings:
     check_limit("pauses.keep_seconds", given.keep_seconds)
     check_limit("pauses.most_bytes", given.most_bytes, whole=True)
     check_limit("pauses.quota_bytes", given.quota_bytes, whole=True)
+    if given.sandbox_bytes is not None:
+        check_limit("pauses.sandbox_bytes", given.sandbox_bytes, whole=True)
     if given.key is not None:
         key_of(given.key)
     return given

@@ -149,7 +149,8 @@ class Pausing:
         token = PauseToken.new()
         with _slot(self._keeping), session.cell.resting(is_use=is_use) as (held, past):
             try:
-                kept = self._keep(session, held, past, token, is_own=not is_use)
+                is_own = self._settings.is_private or not is_use
+                kept = self._keep(session, held, past, token, is_own=is_own)
             except CannotBranch as error:
                 raise PauseError(f"pause: the session cannot be paused: {error}") from None
             try:
@@ -232,7 +233,8 @@ class Pausing:
 
     def give_away(self, kept: KeptState) -> str:
         """Return the token of a state that was this process's own; raises PauseError."""
-        self._states.give_away(PauseToken.parse(kept.token), is_bound=kept.is_bound)
+        if not self._settings.is_private:
+            self._states.give_away(PauseToken.parse(kept.token), is_bound=kept.is_bound)
         return kept.token
 
     def sweep(self) -> None:

@@ -119,7 +119,7 @@ class StateWriter:
         if self.left < 0:
             raise PauseError(
                 "pause: the session has more memory and files than may be kept",
-                "raise pauses.most_bytes or pauses.quota_bytes, or resume what was paused",
+                "raise most_bytes, quota_bytes or sandbox_bytes of pauses, or resume what was paused",
             )
         for each in parts:
             rest = memoryview(each)

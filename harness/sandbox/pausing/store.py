@@ -35,6 +35,7 @@ class PausedStates:
         self._owned: OwnedDirectory | None = None
         self._own: set[str] = set()  # ids of states in it
         self._bound: set[str] = set()  # of others, that are of no use once this is closed
+        self._written: dict[str, int] = {}  # bytes of the states that this wrote, by id
         self._process = os.getpid()
         given = settings.directory
         self.directory = Path(given) if given is not None else state_directory() / "paused"
@@ -77,7 +78,7 @@ class PausedStates:
         settings = self._settings
         key = None if settings.key is None else key_of(settings.key)
         with _closing(self._open_directory()) as directory, _telling("write"):
-            left = settings.quota_bytes - self._sweep(directory)
+            left = self._left(directory)
             part = token.id + _PART
             with _closing(os.open(part, _CREATE, 0o600, dir_fd=directory)) as file:
                 try:
@@ -87,11 +88,25 @@ class PausedStates:
                     os.fsync(file)
                     name = self._own_name_of(token, directory) if is_own else self._name_of(token)
                     os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
+                    if settings.sandbox_bytes is not None:
+                        with self._lock:
+                            self._written[token.id] = os.fstat(file).st_size
                     if is_bound and not is_own:
                         self._bind(token)
                 except BaseException:
                     os.unlink(part, dir_fd=directory)
                     raise
+
+    def _left(self, directory: int) -> int:
+        """Return how many bytes a further state may take."""
+        left = self._settings.quota_bytes - self._sweep(directory)
+        most = self._settings.sandbox_bytes
+        if most is None:
+            return left
+        there = {name.rpartition("/")[2] for name in _files_in(directory)}
+        with self._lock:
+            self._written = {id: size for id, size in self._written.items() if id + _STATE in there}
+            return min(left, most - sum(self._written.values()))
 
     @contextlib.contextmanager
     def taking(self, token: PauseToken) -> Iterator[Iterator[tuple[bytes, memoryview]]]:
