@@ -246,7 +246,7 @@ def _read(path: Path) -> list[Report]:
         return msgspec.json.decode(path.read_bytes(), type=list[Report])
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise PolicyError(f"--from: {path} is not a file of results: {error}") from None
 
 

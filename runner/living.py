@@ -177,7 +177,7 @@ def _read(path: "Path") -> Living | None:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             text = file.read(_LONGEST)
         return Living(path, msgspec.json.decode(text, type=LivingRecord))
-    except (OSError, msgspec.DecodeError):  # it ended meanwhile, or is of another version
+    except (OSError, ValueError):  # it ended meanwhile, or is of another version
         return None
 
 

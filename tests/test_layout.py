@@ -298,6 +298,22 @@ def test_nothing_of_a_cell_is_unpickled_or_logged() -> None:
         assert forbidden.isdisjoint(each.split("/")[0] for each in imports_of(path)), name_of(path)
 
 
+def test_a_decoder_expects_invalid_utf_8() -> None:
+    """For invalid UTF-8 msgspec raises UnicodeDecodeError, which is no msgspec.DecodeError; both are
+    ValueErrors."""
+    found = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Try) or ".decode(" not in ast.unparse(node):
+                continue
+            caught = " ".join(ast.unparse(each.type) for each in node.handlers if each.type)
+            if "msgspec.DecodeError" in caught and not re.search(
+                r"UnicodeDecodeError|ValueError", caught
+            ):
+                found.append(f"{name_of(path)}:{node.lineno}")
+    assert found == []
+
+
 def test_the_gpl_package_never_loads_in_the_process_that_embeds_us() -> None:
     import subprocess
 

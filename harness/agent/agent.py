@@ -27,7 +27,8 @@ from ..tools.broker import Broker
 from ..tools.caller import Caller, Tool
 from ..tools.catalogue import Catalogue, catalogue_of
 from ..tools.registry import ToolRegistry
-from .actions import AgentTools, actions, summary_tool
+from ..tools.vault import Vault
+from .actions import ACTIONS, AgentTools, actions, summary_tool
 from .limits import AgentLimits
 from .memory import AgentMemory
 from .messages import ChatModel, CountTokens, OnText, estimated_tokens
@@ -59,7 +60,8 @@ class Agent(Closing):
     `sandbox`: cells get its policy, interpreter, packages and trail; without it those of `policy`,
     default `strict`.  `registry`, or the path of its file, keeps the tools that are made; default
     `tools.db` in `directory`.  `tools`: further tools that programs may call, functions or a catalogue
-    such as McpServers; not a Broker or a ToolFactory, because the agent has a broker of its own.
+    such as McpServers; or a Broker or a ToolFactory, whose rules, filters, trail and vault hold for all
+    tools of the agent then.  `vault` has the credentials that tools and `http` name.
     `directory` keeps the runs, so that another process can resume them; without it they are in memory.
     `limits`: the budget of each run.  `maker` names the agent as the maker of its tools.
     `research`: what programs can look up, default nothing.  `planner`: proposes plans, default none.
@@ -81,13 +83,13 @@ class Agent(Closing):
     def __init__(
         self, model: "ChatModel | str", *, sandbox: Sandbox | None = None, policy: Any = "strict",
         registry: ToolRegistry | str | os.PathLike[str] | None = None,
-        tools: "Catalogue | Iterable[Tool | Callable[..., Any]]" = (),
+        tools: "Broker | Catalogue | Iterable[Tool | Callable[..., Any]]" = (),
         directory: str | os.PathLike[str] | None = None,
         limits: AgentLimits = AgentLimits(),  # noqa: B008 - a constant
         maker: str = MAKER, research: Research | None = None, planner: Planner | None = None,
         memory: AgentMemory | None = None, trusted_after: int = 10, workspace: str = "",
         workspaces: Workspaces | str | os.PathLike[str] | None = None,
-        http: "HttpClient | None" = None, skills: "Skills | None" = None,
+        http: "HttpClient | None" = None, vault: Vault | None = None, skills: "Skills | None" = None,
         package_store: "PackageStore | None" = None, count_tokens: CountTokens = estimated_tokens,
     ) -> None:  # fmt: skip
         self.model = _client(model) if isinstance(model, str) else model
@@ -115,7 +117,7 @@ class Agent(Closing):
                 ),
                 self.factory,
             )
-            broker = Broker(offered, rules=base.policy.tools, approve=self.calls.ask, audit=None)
+            broker = _broker(tools, offered, base.policy, self.calls, vault)
             patient = replace(base.policy.limits, wall_seconds=limits.step_seconds)
             patient_policy = replace(base.policy, limits=patient)
             cells = self._own(
@@ -322,25 +324,28 @@ def _trail() -> AuditLog:
     return AuditLog(max_entries=_TRAIL_ENTRIES)
 
 
-def _catalogue(tools: "Catalogue | Iterable[Tool | Callable[..., Any]]") -> Catalogue:
-    """Return the tools that a program may call beside those of the agent.
+def _catalogue(tools: "Broker | Catalogue | Iterable[Tool | Callable[..., Any]]") -> Catalogue:
+    """Return the tools that a program may call beside those of the agent."""
+    given = _broker_of(tools)
+    return given.catalogue if given else catalogue_of(tools)
 
-    Raises PolicyError for a Broker, and for a ToolFactory, which has one: the agent would call the
-    tools past its rules and filters.
-    """
-    given: Any = tools
-    if isinstance(given, Broker):
-        raise PolicyError(
-            "tools: an agent has a broker of its own, got a Broker",
-            "pass its functions as a list; agent.calls has the approvals",
+
+def _broker(
+    tools: "Broker | Catalogue | Iterable[Tool | Callable[..., Any]]", offered: AgentTools,
+    policy: Policy, calls: Runs, vault: Vault | None,
+) -> Broker:  # fmt: skip
+    """Return the broker of an agent; the rules and filters of the caller's broker hold too."""
+    if given := _broker_of(tools):
+        return given.extended(
+            offered, rules=policy.tools, allowed=f"{ACTIONS}.*", approve=calls.ask, vault=vault
         )
-    if isinstance(getattr(given, "broker", None), Broker):
-        raise PolicyError(
-            f"tools: an agent has a broker of its own, got a {type(given).__name__}, whose rules, "
-            "vault, approval and filters would not hold",
-            "Agent(registry=factory.registry) offers its tools",
-        )
-    return catalogue_of(tools)
+    return Broker(offered, rules=policy.tools, vault=vault, approve=calls.ask, audit=None)
+
+
+def _broker_of(tools: object) -> Broker | None:
+    """Return the broker that the caller gave, or that a ToolFactory has."""
+    found = tools if isinstance(tools, Broker) else getattr(tools, "broker", None)
+    return found if isinstance(found, Broker) else None
 
 
 def _client(url: str) -> ChatModel:

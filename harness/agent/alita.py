@@ -21,6 +21,7 @@ from ..schemas.spec import ToolSpec
 from ..tools.broker import Broker
 from ..tools.catalogue import Offer
 from ..tools.http.client import HttpClient
+from ..tools.vault import Vault
 from .agent import Agent
 from .limits import AgentLimits
 from .memory import AgentMemory
@@ -173,8 +174,9 @@ class AlitaTool:
 class AlitaRegistry:
     """The blueprint's view of the tools that an agent has made, and of those that it had before."""
 
-    def __init__(self, agent: Agent, ready_made: Offer) -> None:
-        self._agent, self._ready_made, self._broker = agent, ready_made, Broker(ready_made)
+    def __init__(self, agent: Agent, ready_made: Offer, vault: Vault | None = None) -> None:
+        self._agent, self._ready_made = agent, ready_made
+        self._broker = Broker(ready_made, vault=vault)
 
     async def find_tool_by_description(self, description: str) -> AlitaTool | None:
         """Return the tool that fits a description best, None if none does."""
@@ -196,13 +198,13 @@ class Orchestrator(Closing):
     """Works on tasks in words, and keeps the tools that it makes in the workspace.
 
     `model` stands in for the configured one.  `http` makes the requests of its
-    ApiQueryTool.  Close it, or use it as a context manager.
+    ApiQueryTool, with credentials of `vault`.  Close it, or use it as a context manager.
     """
 
     def __init__(
         self, config: AlitaConfig | None = None, *, model: ChatModel | None = None,
         research: Research | None = None, planner: Planner | None = None,
-        http: HttpClient | None = None,
+        http: HttpClient | None = None, vault: Vault | None = None,
     ) -> None:  # fmt: skip
         self.config = config or AlitaConfig()
         files = Workspaces(self.config.get_workspace_path("files"))
@@ -211,12 +213,12 @@ class Orchestrator(Closing):
             model or self.config.client(), directory=self.config.get_workspace_path("agent"),
             limits=AgentLimits(steps=self.config.planning["max_react_steps"]),
             research=self.web_agent.research, planner=planner, workspace=_FILES,
-            workspaces=files, http=http,
+            workspaces=files, http=http, vault=vault,
         )  # fmt: skip
         told = text_summarize(lambda text, length: summarise(self.agent.model, text, length))
         ready_made = Offer([*file_tools(files, _FILES), told, api_query(http)])
         self.memory = self.agent.memory
-        self.tool_registry = AlitaRegistry(self.agent, ready_made)
+        self.tool_registry = AlitaRegistry(self.agent, ready_made, vault)
         self.toolsmith = AlitaToolsmith(self.agent, self.config)
 
     async def process_task(self, task: str) -> Any:

@@ -36,7 +36,8 @@ class AgentUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The budget of one run, and `step_seconds`, the wall time of one program of it.
+    """The budget of one run, and `step_seconds`, the wall time of one program of it; a program that
+    runs when the `wall_seconds` of the run are over is ended.
 
     The policy's `cpu_seconds` end a program that computes; `step_seconds` are longer than its
     `wall_seconds` usually are, because a program waits for the model while a tool is made.

@@ -314,7 +314,7 @@ def _parts(response: httpx2.Response, deadline: float, most: int) -> Iterator[tu
 def _decoding() -> Iterator[None]:
     try:
         yield
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise _MayPassError("its answer is not JSON") from None
 
 
@@ -326,7 +326,7 @@ def _words(response: httpx2.Response, deadline: float) -> str:
         said = msgspec.json.decode(data)
         error = said.get("error", said) if isinstance(said, dict) else said
         text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, RecursionError):
+    except (ValueError, RecursionError):
         text = data.decode(errors="replace")
     return f"{response.status_code} {line(text, _SHOWN)}".rstrip()
 

@@ -129,7 +129,7 @@ def _plans(text: str) -> list[AgentPlan]:
     for candidate in (text, *(each.text for each in blocks)):
         try:
             found = msgspec.json.decode(candidate.strip(), type=_Proposal)
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
         return [each for each in found.plans[:MOST_PLANS] if 0 < len(each.steps) <= MOST_STEPS]
     return []

@@ -1,14 +1,15 @@
 """The texts that a model gets: instructions, observations, and what follows an unusable reply."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ...runner.result import SandboxResult, SandboxStatus
 from ..text.hidden import visible
 from .memory import Fact, Recipe
 
 # Runs first in each session, and gives programs the names that the instructions speak of.
-PRELUDE = '''\
-from tools import call_tool as execute_tool, search_tools
+_PRELUDE = '''\
+{files}from tools import call_tool as execute_tool, search_tools
 from tools.agent import build_tool, final_answer
 try:
     from tools.agent import read_page, search_web
@@ -25,6 +26,16 @@ def find_tool(description, limit=5):
     found = search_tools(description, limit=limit)["tools"]
     return [each for each in found if not each.startswith("agent.")]
 '''
+# A file name below /tools: the record of calls tells where the program stands, and not this code.
+_SHARE_FILES = """\
+def _cellwright_share(text):
+    import tools
+    names = {{}}
+    exec(compile(text, "/tools/shared_files.py", "exec"), names)
+    names["share"](tools)
+_cellwright_share({!r})
+del _cellwright_share
+"""
 
 _SYSTEM = """\
 You solve the user's task by writing Python programs. Each reply is a short thought and then one
@@ -56,11 +67,18 @@ load_skill(name, path) gives a file of it. Its files are below /skills/NAME.
 find_skill(query): skills that match, among those that are not listed below too.
 """
 
+_GUEST_FILES = Path(__file__).with_name("guest_files.py")
 _MOST_OUTPUT = 6000  # characters of stdout in an observation
 _MOST_ERROR = 3000
 _SMALLEST = 200  # of an observation that is far back
 AGAIN = "Continue with one program in a ```python block, or call final_answer."
 ONLY_CODE = "Reply with one block and nothing else:\n```python\n# your program\n```"
+
+
+def prelude(*, has_files: bool) -> str:
+    """Return the program that prepares a session; `has_files`: there are tools for files."""
+    text = _SHARE_FILES.format(_GUEST_FILES.read_text()) if has_files else ""
+    return _PRELUDE.replace("{files}", text)
 
 
 def instructions(*, has_research: bool, skills: str = "") -> str:

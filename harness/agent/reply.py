@@ -134,7 +134,7 @@ def _object(text: str) -> dict[str, Any] | None:
     for candidate in (text, _TRAILING_COMMA.sub(r"\1", text)):
         try:
             found = msgspec.json.decode(candidate.strip() or "{}")
-        except (msgspec.DecodeError, RecursionError):
+        except (ValueError, RecursionError):
             continue
         return found if isinstance(found, dict) else None
     return None

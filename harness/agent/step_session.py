@@ -15,7 +15,7 @@ from ..runs.durable_runs import Runs
 from ..sandbox.parameters import CallArguments
 from ..sandbox.sandbox import Sandbox
 from ..sandbox.session import Session
-from .prompts import PRELUDE
+from .prompts import prelude
 from .reply import CodeAction, read_reply
 from .transcript import AgentStep
 
@@ -59,11 +59,12 @@ class StepSession(Closing):
                 if self._is_lost():
                     return
 
-    def execute(self, number: int, code: str) -> StepResult:
+    def execute(self, number: int, code: str, timeout: float) -> StepResult:
         """Execute the program of a step, or finish it if it was begun in another process."""
         given = CallArguments(code=code, plain=False)
         try:
-            result = self._runs.finish(self._opened(), call_run(self._run, number), given).result
+            run = call_run(self._run, number)
+            result = self._runs.finish(self._opened(), run, given, timeout=timeout).result
         except SessionLost as lost:
             self.close()
             return StepResult(None, LOST, f"{_LOST} {lost.what}.")
@@ -84,7 +85,8 @@ class StepSession(Closing):
     def _opened(self) -> Session:
         if self._session is None:
             self._session = self._sandbox.session(self._run)
-            prepared = self._session.execute(PRELUDE)
+            has_files = self._sandbox.has_tool("file_write")
+            prepared = self._session.execute(prelude(has_files=has_files))
             if not prepared.ok:
                 raise SessionLost(f"the session cannot be prepared: {prepared.error}")
         return self._session

@@ -212,8 +212,11 @@ class TaskLoop:
     def _execute(
         self, step: AgentStep, code: str
     ) -> Generator[AgentEvent, None, AgentResult | None]:
+        left = self._limits.wall_seconds - self._now().wall_seconds
+        if left <= 0:  # the model took it; the program is executed if the run is resumed with more
+            return (yield from self._end(FAILED, self._must_end()))
         yield AgentEvent("program", step.number, code)
-        done = self._session.execute(step.number, code)
+        done = self._session.execute(step.number, code, min(left, self._limits.step_seconds))
         self._count(done.result)
         for each in self._drafts():
             yield AgentEvent("tool", step.number, each)

@@ -246,7 +246,7 @@ def _variable(argument: str) -> tuple[str, str]:
 def _json(where: str, text: str | bytes, hint: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PolicyError(f"{where}: not JSON: {error}", hint) from None
 
 

@@ -204,7 +204,7 @@ def _sandbox(runs: Runs, options: argparse.Namespace) -> Iterator["Sandbox"]:
 def _mark(runs: Runs, options: argparse.Namespace) -> int:
     try:
         value = msgspec.json.decode(options.value)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise PolicyError(f"JSON: {error}", "give the result of the call as JSON") from None
     made = options.outcome == "made"
     runs.mark(options.run, options.call, made=made, value=value)

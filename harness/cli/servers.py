@@ -159,7 +159,7 @@ def _call(servers: "McpServers", options: argparse.Namespace) -> int:
 
     try:
         arguments = msgspec.json.decode(options.arguments, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise PolicyError(f"JSON: {error}", "give the arguments as a JSON object") from None
     decide = _approve_all if options.yes else approver()
     with ProgressLine("calling the tool") as progress:

@@ -323,7 +323,7 @@ def _input(options: argparse.Namespace) -> dict[str, Any]:
 def _json(where: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PolicyError(f"{where}: not JSON: {error}") from None
 
 

@@ -151,19 +151,27 @@ class Runs(Closing):
         self._store.take_up(run, abandoned=abandoned)
         return self._attempt(sandbox, self._store.get(run), allow_divergence=allow_divergence)
 
-    def finish(self, sandbox: Executing, run: str, given: CallArguments) -> RunAttempt:
+    def finish(
+        self, sandbox: Executing, run: str, given: CallArguments, *, timeout: float | None = None
+    ) -> RunAttempt:
         """Start the run of that id, or resume it, as abandoned, if it was started already; if it is
         completed, repeat it.
 
         So a caller that chooses the id reaches the end of a run once, however often it is killed.
+        `timeout` is that of this attempt and is not recorded; a repetition has the one of `given`.
         """
-        match self._store.state(run):
-            case "":
-                return self._attempt(sandbox, self._store.get(self._store.begin(given, run)))
-            case "completed":
-                return self.repeat(sandbox, run)
-            case _:
-                return self.resume(sandbox, run, abandoned=True)
+        state = self._store.state(run)
+        if state == "completed":
+            return self.repeat(sandbox, run)
+        if not state:
+            self._store.begin(given, run)
+        else:
+            self._require_tools(sandbox, run)
+            self._store.take_up(run, abandoned=True)
+        stored = self._store.get(run)
+        if timeout is not None:
+            stored = stored._replace(given=replace(stored.given, timeout=timeout))
+        return self._attempt(sandbox, stored)
 
     def repeat(self, sandbox: Executing, run: str) -> RunAttempt:
         """Execute a run that is over again, with the recorded answers: it has the same state in a

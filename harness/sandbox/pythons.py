@@ -184,7 +184,7 @@ def _asked(path: str) -> HostPython:
         ) from None
     try:
         return msgspec.json.decode(done.stdout, type=HostPython)
-    except msgspec.DecodeError:
+    except ValueError:
         said = done.stderr.decode("utf-8", "replace").strip()[-500:]
         raise Unavailable(f"cannot use {path} as interpreter: {said or 'no answer'}") from None
 

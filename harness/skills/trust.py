@@ -53,7 +53,7 @@ class TrustStore:
             data = file.read(_MOST_BYTES)
         try:
             return msgspec.json.decode(data, type=_Trusted)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except ValueError as error:
             hint = "remove it, and trust your skills again"
             raise SkillError(f"{self._file}: damaged: {error}", hint) from None
 

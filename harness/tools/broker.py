@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ...policies.errors import (
     ApprovalRequired,
+    PolicyError,
     ToolArgumentsInvalid,
     ToolBudgetExceeded,
     ToolDenied,
@@ -23,10 +25,12 @@ from ...policies.similar import did_you_mean
 from ...policies.tools import (
     ALLOWED,
     ToolDecision,
+    ToolRule,
     Tools,
     judge,
     may_allow,
     narrow_tools,
+    rule_lists,
     strictest,
 )
 from ...runner.audit.spans import Span, span_of
@@ -82,6 +86,7 @@ class Broker:
         self.rules = rules
         self._terms: dict[tuple[int, int], ToolTerms] = {}  # by the ids of tool and caller's rules
         self._tools = catalogue_of(tools)
+        self._filters, self._model = filters, model_of(model)
         self._vault = vault or Vault()
         self._approve = approve
         self._trail = CallTrail(audit)
@@ -90,10 +95,40 @@ class Broker:
         own = [
             Tool(READ_RESULT, self._read),
             Tool(READ_ALL, self._read_all),
-            *Discovery(self._callable, model_of(model)).tools(),
+            *Discovery(self._callable, self._model).tools(),
         ]
         self._own = {tool.spec.name: tool for tool in own}
         self._host = Caller(id="host", meter=Meter(float("inf"), rules.calls_per_second))
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The tools that it calls, without its own."""
+        return self._tools
+
+    def extended(
+        self, tools: Catalogue, *, rules: Tools, allowed: str, approve: Approve,
+        vault: Vault | None = None,
+    ) -> "Broker":  # fmt: skip
+        """Return a broker of `tools` with the filters, trail, model and vault of this one, under its
+        rules and `rules`; its own rules are not about the tools that the glob `allowed` matches.
+
+        `approve` takes the place of the default.  Raises PolicyError if this broker has an approver,
+        or both have a vault.
+        """
+        if self._approve is not refuse_approval:
+            raise PolicyError(
+                "approve: the broker has an approver, and the agent's runs wait for a person",
+                "leave approve= out; agent.calls has the approvals",
+            )
+        if self._vault and vault:
+            raise PolicyError("vault: the broker has one already", "give all credentials in one")
+        first = ToolRule(allowed, "allow")
+        lists = [(first, *each) for each in rule_lists(self.rules)]
+        own = replace(self.rules, rules=lists[0] if lists else (), further=tuple(lists[1:]))
+        return Broker(
+            tools, rules=narrow_tools(own, rules), vault=self._vault or vault, approve=approve,
+            audit=self._trail.given, filters=self._filters, model=self._model,
+        )  # fmt: skip
 
     @property
     def audit(self) -> "AuditLog | None":

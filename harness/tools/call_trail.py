@@ -92,6 +92,11 @@ class CallTrail:
         self._own: AuditLog | None = None
 
     @property
+    def given(self) -> "AuditLog | None":
+        """The trail that it was made with; None for one of its own."""
+        return None if self._given == OWN else self._given
+
+    @property
     def audit(self) -> "AuditLog | None":
         """The trail of calls that no sandbox records."""
         if self._given != OWN:

@@ -20,6 +20,9 @@ class Vault:
     def __repr__(self) -> str:
         return f"Vault({', '.join(sorted(self._sources))})"
 
+    def __len__(self) -> int:
+        return len(self._sources)
+
     def get(self, name: str) -> str:
         """Return a credential; raises ToolFailed, without the credential, if it cannot be read."""
         source = self._sources.get(name)

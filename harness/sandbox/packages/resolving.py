@@ -98,7 +98,7 @@ def resolve(
             if report.stat().st_size > _MOST_REPORT:
                 raise PackageError(f"pip's report is longer than {_MOST_REPORT} bytes")
             found = msgspec.json.decode(report.read_bytes(), type=_Report)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise PackageError(f"pip's report cannot be read: {error}") from None
     if direct := [each.download_info.url for each in found.install if each.is_direct]:
         raise PackageError(

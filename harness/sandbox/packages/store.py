@@ -344,7 +344,7 @@ class PackageStore:
     def _manifest(self, paths: _Paths) -> _Manifest:
         try:
             return msgspec.json.decode(paths.manifest.read_bytes(), type=_Manifest)
-        except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (OSError, ValueError) as error:
             raise PackageError(
                 f"{paths.manifest}: {error}", "remove it, and build it again"
             ) from None

@@ -1,8 +1,9 @@
 """Tools that an agent brings: files and tables of a workspace, summaries, requests, and packages of
 tools that it makes."""
 
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,29 @@ from msgspec.structs import replace
 
 from cellwright import (
     Broker,
+    Caller,
     HttpClient,
+    HttpCredential,
     NetworkRule,
     Offer,
     RedactSecrets,
+    Tool,
     ToolFactory,
+    ToolOwner,
+    ToolRule,
+    Tools,
+    ToolSpec,
+    Vault,
     Workspaces,
     tool_of,
 )
 from cellwright.agent import Agent, AgentLimits
+from cellwright.harness.agent import task_loop
 from cellwright.harness.agent.messages import Message, ModelReply
 from cellwright.harness.agent.summaries import summarise
-from cellwright.policies.errors import PolicyError, ToolArgumentsInvalid
+from cellwright.harness.tools.http.exchange import HttpAnswer
+from cellwright.harness.tools.http.targets import Target, target_of
+from cellwright.policies.errors import ModelUnavailable, PolicyError, ToolArgumentsInvalid
 from cellwright.policies.policy import Http, Packages
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
@@ -206,23 +218,165 @@ def test_a_program_that_hangs_ends_with_the_seconds_of_a_step(make: Make) -> Non
     assert "wall_time" in (agent.show(result.run_id)[1][0].observation or "")
 
 
-def test_a_broker_is_refused_since_an_agent_has_its_own(make: Make) -> None:
-    with pytest.raises(PolicyError, match="got a Broker\nhint: pass its functions as a list"):
-        make([], tools=Broker([]))
+def test_a_broker_with_an_approver_or_a_second_vault_is_refused(make: Make) -> None:
+    with pytest.raises(PolicyError, match="approve: the broker has an approver"):
+        make([], tools=Broker([], approve=lambda asked: True))
+    with pytest.raises(PolicyError, match="vault: the broker has one"):
+        make([], tools=Broker([], vault=Vault({"A": KEY})), vault=Vault({"B": KEY}))
 
 
-def test_a_factory_is_refused_since_its_filters_would_not_hold(make: Make) -> None:
-    """An agent that took it showed the model what these filters redact for programs of a sandbox."""
+def test_the_rules_and_filters_of_a_broker_or_a_factory_hold_for_the_agent(make: Make) -> None:
     key = "AKIAIOSFODNN7EXAMPLE"
     with ToolFactory(filters=[RedactSecrets()], pool=0) as factory:
         factory.create_tool("told", "d", f"def told() -> str:\n    return '{key}'", tests=[])
         assert key not in str(factory.broker.call("told", {}))
-        with pytest.raises(PolicyError, match=r"got a ToolFactory.*\nhint: Agent\(registry="):
-            make([], tools=factory)
-        agent = make(
-            [program("from tools import told\nfinal_answer(told())")], registry=factory.registry
-        )
-        assert agent.run("t").answer == key
+        script = [program("from tools import told\nfinal_answer(told())")]
+        assert make(script, registry=factory.registry).run("t").answer == key
+        assert key not in str(make(script, tools=factory).run("t").answer)
+
+    def send() -> str:
+        return "sent"
+
+    for rules, allowed in (
+        (Tools(), True),
+        (Tools(rules=(ToolRule("send", "allow"),)), True),
+        (Tools(rules=(ToolRule("send", "deny"), ToolRule("*", "allow"))), False),
+    ):
+        agent = make([program("from tools import send\nfinal_answer(send())"), answer("'no'")],
+                     tools=Broker([send], rules=rules))  # fmt: skip
+        assert agent.run("t").answer == ("sent" if allowed else "no")
+
+
+KEY = "a key of a service"
+
+
+@pytest.mark.parametrize("how", ["vault", "broker", "factory"])
+def test_a_tool_of_the_agent_gets_its_credential_and_the_cell_never_does(
+    make: Make, how: str
+) -> None:
+    used: list[str] = []
+
+    def perform(given: dict[str, Any], caller: Caller) -> str:
+        used.append(given["key"])
+        return f"used {given['key']}"
+
+    spec = ToolSpec(
+        name="service", owner=ToolOwner.DEVELOPER, credentials={"key": "SERVICE"},
+        parameters={"type": "object", "properties": {}, "additionalProperties": False},
+    )  # fmt: skip
+    tool, vault = Tool(spec, perform), Vault({"SERVICE": KEY})
+    code = "execute_tool('service', {})"
+    with make([program(code), answer("1")], tools=[tool]) as without:
+        without.run("t")
+        assert "not in the vault" in str(without.show(without.runs()[0].run)[1][0].observation)
+    given: dict[str, Any] = {"tools": [tool], "vault": vault}
+    if how == "broker":
+        given = {"tools": Broker([tool], vault=vault)}
+    elif how == "factory":
+        factory = ToolFactory(vault=vault, pool=0)
+        factory.registry.register(tool)
+        given = {"tools": factory}
+    agent = make([program(code), answer(code)], **given)
+    result = agent.run("t")
+    assert result.ok
+    assert used == [KEY, KEY]
+    steps = agent.show(result.run_id)[1]
+    recorded = str([result.answer, steps, agent.calls.calls(f"{result.run_id}-1")])
+    assert "used" in recorded
+    assert KEY not in recorded
+
+
+def test_api_query_sends_a_credential_that_no_program_sees(make: Make) -> None:
+    sent: list[Mapping[str, str]] = []
+
+    class Client(HttpClient):
+        def request(
+            self, method: str, url: str, headers: Mapping[str, str], body: bytes | None,
+            secrets: Mapping[str, str], record: Any,
+        ) -> tuple[Target, HttpAnswer]:  # fmt: skip
+            sent.append(secrets)
+            echo = json.dumps({"you sent": secrets["TOKEN"]}).encode()
+            return target_of(url), HttpAnswer(200, {"content-type": "application/json"}, echo, 0)
+
+    http = Client([], credentials=[HttpCredential(key="TOKEN", host="api.example.org")])
+    code = "execute_tool('api_query', {'url': 'https://api.example.org/'})['response_json']"
+    result = make([answer(code)], http=http, vault=Vault({"TOKEN": KEY})).run("t")
+    assert sent == [{"TOKEN": KEY}]
+    assert result.answer == {"you sent": "[credential]"}
+
+
+FILES = """
+from tools import file_write
+file_write('d/a.csv', 'n\\n1\\n')
+print(open('d/a.csv').read())
+execute_tool('file_write', {'filepath': 'b.txt', 'content': 'é\\r\\n'})
+print(ascii(open('b.txt', newline='', encoding='utf-8').read()))
+with open('d/a.csv', 'a') as file: file.write('2\\n')
+open('c.txt', 'w').write('by open')
+import asyncio
+from tools import file_read
+async def later(): return await file_read('c.txt')
+kept = [execute_tool('csv_process', {'filepath': 'd/a.csv'})['rows'], asyncio.run(later())]
+"""
+
+
+def test_files_of_the_tools_can_be_opened_and_files_of_programs_are_read_by_tools(
+    make: Make, tmp_path: Path
+) -> None:
+    files = Workspaces(tmp_path / "ws")
+    script: Script = [program(FILES), ModelUnavailable("gone")]
+    agent = make(script, workspace="w", workspaces=files)
+    with pytest.raises(ModelUnavailable):
+        agent.run("t")
+    run = agent.runs()[0].run
+    shown = str(agent.show(run)[1][0].observation)
+    assert "n\n1" in shown
+    assert r"'\xe9\r\n'" in shown
+    assert files.read("w", "d/a.csv") == b"n\n1\n2\n"
+    made = len(agent.calls.calls(f"{run}-1"))
+    agent.model.script = [program(FILES), program("open('d/a.csv').read()"), answer("kept")]  # type: ignore[attr-defined]
+    result = agent.resume(run)  # the files are there again, from the record
+    assert result.answer == [[{"n": "1"}, {"n": "2"}], {"content": "by open"}]
+    assert len(agent.calls.calls(f"{run}-1")) == made
+    assert "n\n1\n2" in str(agent.show(run)[1][1].observation)
+
+
+def test_the_wall_time_of_a_run_ends_its_program(make: Make) -> None:
+    long = program("kept = 1\nimport time\ntime.sleep(60)")
+    agent = make([long, answer("kept")], limits=AgentLimits(wall_seconds=2.0))
+    result = agent.run("t")
+    assert (result.status, result.usage.steps) == ("failed", 1)
+    assert "2 wall seconds is used up" in result.reason
+    assert "wall_time" in (agent.show(result.run_id)[1][0].observation or "")
+    agent.limits = AgentLimits()
+    assert agent.resume(result.run_id).ok
+
+
+class SlowModel(ScriptedModel):
+    """Takes ten seconds of a clock for each reply."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def ask(self, *given: Any, **about: Any) -> ModelReply:
+        self.now += 10.0
+        return super().ask(*given, **about)
+
+
+def test_a_reply_that_took_the_time_of_the_run_is_carried_out_when_there_is_more(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make([answer("1")], limits=AgentLimits(wall_seconds=5))
+    agent.model = model = SlowModel([answer("1")])
+    monkeypatch.setattr(task_loop, "time", model)
+    result = agent.run("t")
+    assert (result.status, result.usage.steps) == ("failed", 1)
+    assert "wall seconds is used up" in result.reason
+    agent.limits = AgentLimits()
+    assert agent.resume(result.run_id).answer == 1
+    assert len(model.asked) == 1
 
 
 def test_further_tools_are_functions_or_a_catalogue(make: Make) -> None:

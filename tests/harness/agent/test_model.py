@@ -154,6 +154,17 @@ def test_an_answer_that_is_not_json_is_repeated() -> None:
         ask(lambda exchange: exchange.send(200, b"data: {\n\n", "text/event-stream"), retries=1)
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_answer_with_invalid_utf_8_is_repeated(is_stream: bool) -> None:
+    bad = b'{"choices":[{"message":{"content":"caf\xe9"}}]}'
+    kind = "text/event-stream" if is_stream else "application/json"
+    data = b"data: " + bad + b"\n\n" if is_stream else bad
+    with pytest.raises(ModelUnavailable, match="not JSON"):
+        ask(lambda exchange: exchange.send(200, data, kind), retries=1)
+    with pytest.raises(ModelError, match="401 .*caf"):
+        ask(lambda exchange: exchange.send(401, bad))
+
+
 def test_an_endless_reply_is_cut() -> None:
     def endless(exchange: Exchange) -> None:
         exchange.stream(*[delta("x" * 100_000)] * 200, end=False)
