@@ -16,12 +16,13 @@ import h11
 
 from ...policies.network.names import canonical_name
 from ...policies.network.paths import overrides_request
-from .relay import RefusedError
+from .relay import RefusedError, Turns
 
 WhyNot = Callable[[str, str], str]  # a method and a path must not be requested; empty if they may
 _CHUNK_BYTES = 64 * 1024
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_PIECES = 256  # of a head
+_MOST_INTERIM = 16  # answers, such as 103, before the final one (RFC 9110, 15.2)
 _HEAD_SECONDS = 15.0
 _DRAIN_SECONDS, _DRAIN_BYTES = 1.0, 1 << 20  # of a request that was refused
 _STANDARD_PORT = 80
@@ -43,10 +44,11 @@ class _Side:
     """A socket, and the state of HTTP on it."""
 
     def __init__(
-        self, sock: socket.socket, role: type[h11.CLIENT] | type[h11.SERVER],
+        self, sock: socket.socket, role: type[h11.CLIENT] | type[h11.SERVER], turns: Turns,
         on_sent: Callable[[int], None], on_received: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.sock = sock
+        self.turns = turns
         self.http = h11.Connection(role, _MOST_HEAD_BYTES)
         self._on_sent = on_sent
         self._on_received = on_received
@@ -62,6 +64,7 @@ class _Side:
         data = await self._loop.sock_recv(self.sock, _CHUNK_BYTES)
         self._on_received(len(data))
         self.http.receive_data(data)
+        await self.turns.wait()
 
     async def send(self, event: h11.Event) -> None:
         """Send what an event is on the wire; raises OSError, h11.LocalProtocolError and what `on_sent`
@@ -69,7 +72,7 @@ class _Side:
         if data := self.http.send(event):
             self._on_sent(len(data))
             await self._loop.sock_sendall(self.sock, data)
-            await asyncio.sleep(0)  # neither call waits while both ends are quick
+            await self.turns.wait()  # one piece that was received can be thousands of events
 
     def has_ended_message(self) -> bool:
         return self.http.our_state is h11.DONE and self.http.their_state is h11.DONE
@@ -82,7 +85,13 @@ class RequestReader:
     """
 
     def __init__(
-        self, guest: socket.socket, first: bytes, name: str, port: int, why_not: WhyNot
+        self,
+        guest: socket.socket,
+        first: bytes,
+        name: str,
+        port: int,
+        why_not: WhyNot,
+        turns: Turns,
     ) -> None:
         """`first` was read already; requests must be for `name` on `port`."""
         self._name = name
@@ -90,7 +99,7 @@ class RequestReader:
         self._why_not = why_not
         self.used_at = time.monotonic()
         self.request: tuple[str, str] | None = None
-        self.side = _Side(guest, h11.SERVER, self._use, self._use)
+        self.side = _Side(guest, h11.SERVER, turns, self._use, self._use)
         if first:  # h11 takes no bytes for the end
             self.side.http.receive_data(first)
 
@@ -177,7 +186,7 @@ class RequestReader:
                 guest.shutdown(socket.SHUT_WR)
                 # A close with unread bytes is a reset, by which the program could miss the answer.
                 left = _DRAIN_BYTES
-                while left > 0 and (data := await loop.sock_recv(guest, _CHUNK_BYTES)):
+                while left > 0 and (data := await self.side.turns.receive(guest, _CHUNK_BYTES)):
                     left -= len(data)
         return RefusedError(why, is_told=True)
 
@@ -194,7 +203,9 @@ class RequestRelay:
         self._first = first
         self._on_bytes = on_bytes
         self._guest = reader.side
-        self._outside = _Side(outside, h11.CLIENT, self._count_sent, self._count_received)
+        self._outside = _Side(
+            outside, h11.CLIENT, reader.side.turns, self._count_sent, self._count_received
+        )
         self.sent_bytes = self.received_bytes = 0
         self.is_uploaded = False
 
@@ -228,7 +239,8 @@ class RequestRelay:
         try:
             await asyncio.wait((asked, ended), return_when=asyncio.FIRST_COMPLETED)
             request = await asked if asked.done() else None
-            return None if ended.done() else request
+            spoke = self._outside.http.trailing_data != (b"", False)  # and waits for its turn
+            return None if spoke or ended.done() else request
         finally:
             await _end(asked, ended)
 
@@ -263,8 +275,11 @@ class RequestRelay:
                 return None
 
     async def _download(self, method: bytes) -> None:
-        event = await self._answered()
+        event, interim = await self._answered(), 0
         while isinstance(event, h11.InformationalResponse):
+            interim += 1
+            if interim > _MOST_INTERIM:
+                raise OSError(errno.EPROTO, f"more than {_MOST_INTERIM} interim answers")
             event = await self._answered()
         if not isinstance(event, h11.Response):
             raise OSError(errno.ECONNRESET, "the server closed the connection")

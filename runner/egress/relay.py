@@ -27,18 +27,43 @@ class RefusedError(Exception):
         self.is_told = is_told  # the program got an answer that says so
 
 
+class Turns:
+    """Turns of the connections of one cell: in each round of the loop, one of them goes on.
+
+    While bytes are there, sock_recv and sock_sendall return without a wait: a connection that did not
+    wait for its turn would keep the process from all other work, and no cancellation would reach it.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()  # its waiters get it in the order in which they came
+
+    async def wait(self) -> None:
+        async with self._turn:
+            await asyncio.sleep(0)
+
+    async def receive(self, sock: socket.socket, size: int) -> bytes:
+        """Return bytes of a peer, once there are any and it is the turn of their connection."""
+        data = await asyncio.get_running_loop().sock_recv(sock, size)
+        await self.wait()
+        return data
+
+
 async def first_bytes(
-    guest: socket.socket, name: str, schemes: Collection[str], *, any_sni: bool = False
+    guest: socket.socket,
+    name: str,
+    schemes: Collection[str],
+    turns: Turns,
+    *,
+    any_sni: bool = False,
 ) -> bytes:
     """Return the first bytes of a client once it is clear that they speak one of `schemes`, "https" or
     "http", and over TLS ask for the server `name`, or with `any_sni` for any; raises RefusedError.
 
     What they say decides before anything outside is asked or connected to.
     """
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_HELLO_SECONDS):
-            data = await loop.sock_recv(guest, _CHUNK_BYTES)
+            data = await turns.receive(guest, _CHUNK_BYTES)
             if not data:
                 raise RefusedError("ended before its first byte")
             if not client_hello.begins_tls(data):
@@ -52,7 +77,7 @@ async def first_bytes(
                 pieces += 1  # each time all of it is parsed again
                 if pieces > _MOST_PIECES:
                     raise RefusedError("the ClientHello came in too many pieces")
-                more = await loop.sock_recv(guest, _CHUNK_BYTES)
+                more = await turns.receive(guest, _CHUNK_BYTES)
                 if not more:
                     raise RefusedError("the ClientHello is incomplete")
                 data += more
@@ -87,7 +112,7 @@ class Relay:
 
     def __init__(
         self, guest: socket.socket, outside: socket.socket, first: bytes,
-        on_bytes: Callable[[int, int], None],
+        on_bytes: Callable[[int, int], None], turns: Turns,
     ) -> None:  # fmt: skip
         """`first` was read from `guest` already.  `on_bytes` is told of bytes sent and received, before
         they are passed on."""
@@ -95,6 +120,7 @@ class Relay:
         self._outside = outside
         self._first = first
         self._on_bytes = on_bytes
+        self._turns = turns
         self._loop = asyncio.get_running_loop()
         self.sent_bytes = self.received_bytes = 0
         self.is_uploaded = False  # all that the guest sent, and the end of its stream
@@ -125,7 +151,7 @@ class Relay:
     async def _copy(
         self, source: socket.socket, target: socket.socket, count: Callable[[int], None]
     ) -> None:
-        while data := await self._loop.sock_recv(source, _CHUNK_BYTES):
+        while data := await self._turns.receive(source, _CHUNK_BYTES):
             await self._pass(data, target, count)
         with contextlib.suppress(OSError):  # it may have closed both directions meanwhile
             target.shutdown(socket.SHUT_WR)
@@ -134,7 +160,6 @@ class Relay:
         self.used_at = time.monotonic()
         count(len(data))
         await self._loop.sock_sendall(target, data)
-        await asyncio.sleep(0)  # for others: neither call waits while both ends are quick
         self.used_at = time.monotonic()
 
     def why_not_now(self) -> str:

@@ -5,14 +5,18 @@ address of that one answer.  So no later answer of a name server can lead anywhe
 """
 
 import asyncio
+import errno
 import ipaddress
+import os
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 Refusal = Callable[[str], str | None]  # why an address must not be dialled
-_THREADS = 32  # each has 8 MiB of address space for its stack, which RLIMIT_DATA counts
-_THREADS_OF_CELL = 4  # no cell takes all: names that it may ask for can have slow name servers
+# No cell takes the threads of another, and 128 cells have room: names can have slow name servers.
+_THREADS, _THREADS_OF_CELL = 512, 4
+_STACK_BYTES = 512 * 1024  # of a thread, which RLIMIT_DATA counts
 _SECONDS = 10.0
 _MOST_ADDRESSES = 32
 
@@ -58,7 +62,11 @@ class Resolver:
     async def _found(self, name: str, port: int) -> "list[tuple[socket.AddressFamily, str]]":
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        asked = self._threads.submit(_ask, name, port)
+        try:
+            asked = self._threads.submit(_ask, name, port)
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
         # A lookup that took too long keeps its thread until it ends, and the cell has one less.
         asked.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free.release))
         return await asyncio.wrap_future(asked)
@@ -66,6 +74,7 @@ class Resolver:
 
 def resolving_threads() -> ThreadPoolExecutor:
     """Return the threads in which names are resolved for all cells."""
+    threading.stack_size(_STACK_BYTES)
     return ThreadPoolExecutor(_THREADS, "resolve")
 
 

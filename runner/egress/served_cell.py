@@ -9,7 +9,7 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,17 @@ from .cell_policy import CellPolicy
 from .client_hello import begins_tls
 from .connection import CellConnection
 from .records import Records
-from .relay import RefusedError, Relay, dial, first_bytes, leave, limit_buffers, reset, was_reset
+from .relay import (
+    RefusedError,
+    Relay,
+    Turns,
+    dial,
+    first_bytes,
+    leave,
+    limit_buffers,
+    reset,
+    was_reset,
+)
 from .resolving import NoAddressError, Resolver
 from .upstream import Upstream
 
@@ -65,6 +75,7 @@ class ServedCell:
         self._names_room = budgets.names.share()
         self._names = SyntheticAddresses(self._names_room)
         self._records = Records()
+        self._turns = Turns()
         self._connections: set[CellConnection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._queries_over_tcp = 0
@@ -141,7 +152,7 @@ class ServedCell:
     async def _receive_exactly(self, sock: socket.socket, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            more = await self._loop.sock_recv(sock, size - len(data))
+            more = await self._turns.receive(sock, size - len(data))
             if not more:
                 raise EOFError
             data += more
@@ -275,7 +286,7 @@ class ServedCell:
     async def _first_bytes(self, connection: CellConnection) -> bytes:
         grant = connection.grant
         return await first_bytes(
-            connection.guest, connection.name, grant.schemes, any_sni=grant.any_sni
+            connection.guest, connection.name, grant.schemes, self._turns, any_sni=grant.any_sni
         )
 
     async def _relaying(
@@ -285,12 +296,12 @@ class ServedCell:
         requests need that; raises RefusedError and OSError."""
         guest, count = connection.guest, connection.count
         if not connection.grant.reads_requests or begins_tls(first):
-            return lambda outside: Relay(guest, outside, first, count)
+            return lambda outside: Relay(guest, outside, first, count, self._turns)
         from .http_relay import RequestReader, RequestRelay  # imported if the policy needs it
 
         name, port = connection.name, connection.port
         why_not = partial(self._policy.why_not_request, name, port)
-        reader = RequestReader(guest, first, name, port, why_not)
+        reader = RequestReader(guest, first, name, port, why_not, self._turns)
         request = await reader.next()
         if request is None:
             raise RefusedError("ended before its first request")
@@ -334,10 +345,14 @@ class ServedCell:
             )
             if connection.task and why:
                 connection.why = why
-                # Not at once: a task that is cancelled before its first step does not clean up.
-                self._loop.call_soon(connection.task.cancel)
                 ending.append(connection.task)
+        self._end(ending)
         return ending
+
+    def _end(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Cancel tasks, not at once: one that is cancelled before its first step does not clean up."""
+        for task in tasks:
+            self._loop.call_soon(task.cancel)
 
     def follow_rules(self) -> list[asyncio.Task[None]]:
         """`end_overdue` by the rules as they are now; forget the counts of rules that are gone."""
@@ -374,20 +389,20 @@ class ServedCell:
             await self._end_connections()
         for record in (*self._records.take(), Settled()):
             await self._loop.sock_sendall(self._reports, b"\0" + encode(record))
+            await asyncio.sleep(0)  # there can be thousands, and other cells wait
 
     def _accept_the_rest(self) -> None:
         for listener in self._listeners:
             self._stop_reading(listener)
-            while self._has_room():
-                guest = self._accept_from(listener)
+            for _ in range(_MOST_CONNECTIONS):
+                guest = self._accept_from(listener) if self._has_room() else None
                 if guest is None:
                     break
                 self._admit(guest)
 
     async def _end_connections(self) -> None:
         tasks = [each.task for each in self._connections if each.task]
-        for task in tasks:
-            task.cancel()
+        self._end(tasks)
         if tasks:
             await asyncio.wait(tasks)
 
@@ -406,7 +421,6 @@ class ServedCell:
         self._stop_reading(*sockets)
         for each in sockets:
             each.close()
-        for task in self._tasks:
-            task.cancel()
+        self._end(self._tasks)
         self._names_room.give_back_all()
         self._on_end(self)

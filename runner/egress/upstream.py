@@ -8,7 +8,7 @@ import errno
 import socket
 
 from ..upstream_proxy import ProxyError, UpstreamProxy, is_open
-from .relay import dial
+from .relay import Turns, dial
 from .resolving import Resolver
 
 _SECONDS = 15.0
@@ -20,6 +20,7 @@ class Upstream:
 
     def __init__(self, proxy: UpstreamProxy) -> None:
         self._proxy = proxy
+        self._turns = Turns()
 
     async def connect(
         self, name: str, port: int, resolver: Resolver, seconds: float
@@ -47,7 +48,7 @@ class Upstream:
         await loop.sock_sendall(sock, self._proxy.connect_request(name, port))
         answer = b""
         while not is_open(answer):
-            data = await loop.sock_recv(sock, _CHUNK_BYTES)
+            data = await self._turns.receive(sock, _CHUNK_BYTES)
             if not data:
                 raise ProxyError("the proxy closed the connection")
             answer += data

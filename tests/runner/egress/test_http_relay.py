@@ -13,7 +13,7 @@ from cellwright.policies.network.rules import NetworkRules
 from cellwright.runner.egress import http_relay
 from cellwright.runner.egress.cell_policy import CellPolicy
 from cellwright.runner.egress.http_relay import RequestReader, RequestRelay
-from cellwright.runner.egress.relay import RefusedError
+from cellwright.runner.egress.relay import RefusedError, Turns
 
 NAME = "api.example.org"
 RULE = NetworkRule(
@@ -67,8 +67,8 @@ class Relayed:
     async def _relay(self, ours: socket.socket, outside: socket.socket) -> None:
         try:
             reader = RequestReader(
-                ours, b"", NAME, 80, lambda *what: self.policy.why_not_request(NAME, 80, *what)
-            )
+                ours, b"", NAME, 80, lambda *what: self.policy.why_not_request(NAME, 80, *what), Turns()
+            )  # fmt: skip
             first = await reader.next()
             assert first
             self.relay = RequestRelay(reader, first, outside, self._count)
@@ -267,6 +267,14 @@ def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next() -> None:
     poison = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
     one = relayed(GET + GET, answers=(OK + poison, OK))
     assert one.received == OK
+
+
+@pytest.mark.parametrize(("count", "why"), [(16, ""), (17, "more than 16 interim answers")])
+def test_interim_answers_are_not_passed_on_and_are_few(count: int, why: str) -> None:
+    """A server could send them without end."""
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+    one = relayed(GET, answers=(hints * count + OK,))
+    assert (one.why, one.received) == (why and f"[Errno 71] {why}", b"" if why else OK)
 
 
 def test_a_program_that_waits_for_leave_to_send_gets_it() -> None:

@@ -16,7 +16,7 @@ from cellwright.runner.egress import cell_policy, records, relay, resolving, ser
 from cellwright.runner.egress.budgets import Budgets, SharedBudget, budgets
 from cellwright.runner.egress.cell_policy import CellPolicy
 from cellwright.runner.egress.connection import CellConnection
-from cellwright.runner.egress.relay import RefusedError, first_bytes
+from cellwright.runner.egress.relay import RefusedError, Turns, first_bytes
 from cellwright.runner.egress.resolving import NoAddressError, Resolver, resolving_threads
 from cellwright.runner.egress.served_cell import ServedCell
 from tests.runner.egress.test_client_hello import extension, hello, names, real, record
@@ -34,7 +34,7 @@ def first(data: bytes, *schemes: str, ends: bool = False, any_sni: bool = False)
             theirs.sendall(data)
             if ends:
                 theirs.shutdown(socket.SHUT_WR)
-            return await first_bytes(ours, NAME, schemes, any_sni=any_sni)
+            return await first_bytes(ours, NAME, schemes, Turns(), any_sni=any_sni)
 
     return asyncio.run(run())
 
@@ -116,6 +116,7 @@ def test_a_cell_whose_names_resolve_slowly_leaves_threads_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also once it waits for none of those lookups any more: they go on in their threads."""
+    monkeypatch.setattr(resolving, "_THREADS", 8)
     answered = threading.Event()
 
     def ask(name: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
@@ -141,6 +142,78 @@ def test_a_cell_whose_names_resolve_slowly_leaves_threads_to_others(
 
     monkeypatch.setattr(resolving, "_ask", ask)
     assert asyncio.run(run()) == [(socket.AF_INET, "192.0.2.1")]
+
+
+def test_many_cells_whose_names_resolve_slowly_leave_threads_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = threading.Event()
+
+    def ask(name: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
+        if name.startswith("slow"):
+            answered.wait()
+        return [(socket.AF_INET, "192.0.2.1")]
+
+    async def run() -> object:
+        threads = resolving_threads()
+        slow = [Resolver(threads) for _ in range(20)]
+        lookups = [
+            asyncio.create_task(each.resolve(f"slow{n}.example", 443, lambda _: None))
+            for each in slow
+            for n in range(4)
+        ]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5):
+                return await Resolver(threads).resolve(NAME, 443, lambda _: None)
+        finally:
+            answered.set()
+            await asyncio.gather(*lookups)
+            threads.shutdown()
+
+    monkeypatch.setattr(resolving, "_ask", ask)
+    assert asyncio.run(run()) == [(socket.AF_INET, "192.0.2.1")]
+
+
+def test_a_lookup_for_which_no_thread_can_be_started_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the cell has that thread again for the next one."""
+
+    async def run() -> None:
+        threads = resolving_threads()
+        resolver = Resolver(threads)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", lambda _: _no_thread())
+            for _ in range(10):
+                with pytest.raises(NoAddressError, match="temporarily unavailable"):
+                    await resolver.resolve(NAME, 443, lambda _: None)
+        assert await resolver.resolve(NAME, 443, lambda _: None)
+        threads.shutdown()
+
+    def _no_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(resolving, "_ask", lambda *_: [(socket.AF_INET, "192.0.2.1")])
+    asyncio.run(run())
+
+
+def test_a_cell_that_ends_gives_back_a_connection_that_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was accepted in the same round of the loop in which the supervisor closed the cell."""
+    shared = Budgets(SharedBudget(9, 9), SharedBudget(common=1, own=0))
+
+    async def run() -> None:
+        with _Connected(monkeypatch, shared) as connected:
+            place = connected.listener.getsockname()
+            guest = connected.enter_context(socket.create_connection(place))
+            connected.cell._accept(connected.listener)
+            assert (len(connected.cell._connections), shared.connections.common) == (1, 0)
+            connected.cell.close()
+            with pytest.raises(ConnectionResetError):
+                await asyncio.to_thread(guest.recv, 1)
+            assert (len(connected.cell._connections), shared.connections.common) == (0, 1)
+
+    asyncio.run(run())
 
 
 def served(
@@ -251,36 +324,6 @@ def test_a_cell_cannot_take_the_descriptors_of_others(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(served_cell, "_REST_SECONDS", 0.001)
     asyncio.run(run())
-
-
-class _Endless:
-    """A loop in which both ends of a relay are always ready."""
-
-    calls = 0
-
-    async def sock_recv(self, sock: socket.socket, size: int) -> bytes:
-        self.calls += 1
-        if self.calls > 1000:
-            raise ConnectionError
-        return b"x"
-
-    async def sock_sendall(self, sock: socket.socket, data: bytes) -> None:
-        pass
-
-
-def test_a_quick_connection_lets_others_have_a_turn() -> None:
-    async def run() -> int:
-        one, other = socket.socketpair()
-        with one, other:
-            quick = relay.Relay(one, other, b"", lambda *_: None)
-            quick._loop = endless = _Endless()  # type: ignore[assignment]
-            task = asyncio.create_task(quick.run(asyncio.Event()))
-            for _ in range(10):
-                await asyncio.sleep(0)
-            task.cancel()
-            return endless.calls
-
-    assert 0 < asyncio.run(run()) < 100
 
 
 @contextlib.contextmanager
