@@ -49,11 +49,14 @@ class Prompt(Screen):
         return before
 
     def go_on(self) -> None:
-        """Type `fg` and wait until the job has the terminal: keys that come before are the shell's."""
+        """Type `fg` and wait until the job has the terminal, or has ended: keys that come before are the
+        shell's."""
         job = self.job()
         self.type("fg\n")
         self.until("python")  # the shell names the job
-        assert soon(lambda: os.tcgetpgrp(self._ours) == job and not is_stopped(job))
+        assert soon(
+            lambda: has_ended(job) or (os.tcgetpgrp(self._ours) == job and not is_stopped(job))
+        )
 
     def status(self) -> int:
         self.until("out> ")
@@ -73,8 +76,7 @@ class Prompt(Screen):
 
 
 def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(each) for each in found]
+    return [int(each) for each in read(f"/proc/{pid}/task/{pid}/children").split()]
 
 
 def descendants(pid: int) -> list[int]:
@@ -82,8 +84,20 @@ def descendants(pid: int) -> list[int]:
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of proc_pid_stat(5) from the state on."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    """Return the fields of proc_pid_stat(5) from the state on; those of a dead one if it is gone."""
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split() or ["X", "0", "0", "0", "0"]
+
+
+def read(path: str) -> str:
+    """Return a file of /proc, empty if the process has ended meanwhile, as one that makes cells may."""
+    try:
+        return Path(path).read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def has_ended(pid: int) -> bool:
+    return stat(pid)[0] in "XZ"
 
 
 def has_terminal(pid: int) -> bool:
