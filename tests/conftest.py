@@ -31,6 +31,7 @@ from cellwright.runner.kernel import landlock
 from cellwright.testing import inspect
 from tests import host_settings
 from tests.browser import Browser
+from tests.parts import pytest_runtest_logreport as pytest_runtest_logreport
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"

@@ -1,0 +1,88 @@
+"""`scripts/test`: parts of equal length, and which tests that failed are tried again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import parts
+from tests.conftest import ROOT
+
+# Fails until it ran as often as the file beside it says.
+FLAKY = """
+from pathlib import Path
+def test_it():
+    count = Path(__file__ + ".count")
+    before = int(count.read_text()) if count.exists() else 0
+    count.write_text(str(before + 1))
+    assert before >= {failures}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with tests that are none of ours, and no parts before it."""
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\ntestpaths = tests\n")
+    hook = "from tests.parts import pytest_runtest_logreport as pytest_runtest_logreport\n"
+    (tmp_path / "conftest.py").write_text(hook)
+    for name in ("tests/harness", "tests/runner"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "tests/harness/test_good.py").write_text("def test_it(): pass\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to import
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
+    monkeypatch.setattr(parts, "ROOT", tmp_path)
+    monkeypatch.setattr(parts, "DURATIONS", tmp_path / "durations.json")
+    parts.DURATIONS.write_text("{}")
+    return tmp_path
+
+
+def test_parts_are_of_about_the_same_length() -> None:
+    seconds = {"a": 50.0, "b": 30.0, "c": 25.0, "d": 9.0}
+    made = parts.divide(["a", "b", "c", "d", "new"], seconds, 2)
+    assert [part.files for part in made] == [["b", "c", "new"], ["a", "d"]]
+    assert [part.seconds for part in made] == [60, 59]
+    assert len(parts.divide(["a"], seconds, 8)) == 1
+
+
+def test_every_file_of_tests_is_in_a_part_and_every_duration_is_of_one() -> None:
+    files = parts.test_files(["tests"])
+    assert set(files) >= {"tests/test_parts.py", "tests/escapes/test_network.py"}
+    assert json.loads(parts.DURATIONS.read_text()).keys() <= set(files)
+    assert set(parts.test_files(parts.QUICK)) < set(files)
+
+
+@pytest.mark.parametrize(
+    ("place", "failures", "status"),
+    [("harness", 0, 0), ("harness", 1, 0), ("harness", 2, 0), ("harness", 3, 1), ("runner", 1, 1)],
+)
+def test_a_test_that_fails_is_tried_again_except_of_the_runner(
+    place: str, failures: int, status: int, tree: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name = f"tests/{place}/test_flaky.py"
+    (tree / name).write_text(FLAKY.format(failures=failures))
+    assert parts.main([]) == status
+    told = capfd.readouterr().out
+    assert "2 of 2 parts done, 2 tests" in told
+    assert (f"test: failed: {name}::test_it" in told) == (failures > 0)
+    assert (f"passed 3 times when tried again: {name}::test_it" in told) == (
+        place == "harness" and failures in (1, 2)
+    )
+    tries = int((tree / f"{name}.count").read_text())
+    assert tries == (1 if place == "runner" or not failures else min(3 + failures, 5))
+
+
+def test_more_than_a_few_that_fail_are_not_tried_again(tree: Path) -> None:
+    many = "".join(f"def test_{n}(): assert 0\n" for n in range(6))
+    (tree / "tests/harness/test_many.py").write_text(many)
+    assert parts.main([]) == 1
+
+
+def test_what_cannot_be_collected_fails(tree: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tree / "tests/harness/test_broken.py").write_text("import nowhere\n")
+    assert parts.main([]) > 1
+    assert "No module named 'nowhere'" in capfd.readouterr().out
+
+
+def test_record_writes_the_seconds_of_each_file(tree: Path) -> None:
+    assert parts.main(["record"]) == 0
+    assert json.loads(parts.DURATIONS.read_text()).keys() == {"tests/harness/test_good.py"}
