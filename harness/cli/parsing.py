@@ -15,6 +15,22 @@ _COLUMNS = 80  # of what is not a terminal
 _NUMBER = r"argument (\S+): invalid (?:float|int) value: ('.*')"
 _UNITS = {"MB": " of MiB", "S": " of seconds"}  # by the metavar of the option
 _CHOICES = r"'?([^', ()]+)'?"
+_HOSTS = "to let programs reach a host name it in network.allow of a policy file"
+# What options of other tools do, where a policy is taken.
+_ELSEWHERE = {
+    **dict.fromkeys(
+        ("--mount", "--volume", "--bind", "--ro-bind", "--allow-read"),
+        "--file HOST copies files to /workspace; filesystem.read of a policy file shows a path",
+    ),
+    "--allow-write": "filesystem.write of a policy file lets programs write a path",
+    **dict.fromkeys(("--network", "--net", "--allow-net", "--allow-network"), _HOSTS),
+    **dict.fromkeys(
+        ("--cpu", "--cpus"), "cpus below [limits] of a policy file is the share of processors"
+    ),
+    "--image": "--backend oci --rootfs IMAGE shows the files of an image",
+    "--requirements": "did you mean --packages?",
+    "--socket": "did you mean --connect?",
+}  # fmt: skip
 _OPTIONS_NEAR = 0.75  # of difflib: options are long, and share their dashes
 
 
@@ -79,10 +95,12 @@ class Parser(argparse.ArgumentParser):
                 known if is_command else re.findall(_CHOICES, message.partition("choose from")[2])
             )
             meant = similar(unknown[1], choices)
+            hint = f"did you mean {meant}? " if meant else ""
         else:
-            meant = self._meant_option()
+            hint = self._hint_at_option()
         given = self._given_command()
-        hint = f"did you mean {meant}? " if meant else ""
+        if "FILE or -c CODE is required" in message:
+            hint = "- in place of FILE reads the program from standard input. "
         if not hint and message.startswith("unrecognized") and given.takes_arguments:
             hint = "arguments of the program go behind --. "
         prog = given.prog
@@ -103,18 +121,33 @@ class Parser(argparse.ArgumentParser):
             found = below
         return found
 
-    def _meant_option(self) -> str:
-        """Return the known option that resembles an unknown one of the command line."""
+    def _hint_at_option(self) -> str:
+        """Return what does here what an unknown option of the command line was to do, or the known
+        option that resembles it."""
         from ...policies.similar import similar  # only for errors
 
-        known = list(self._every_option())
-        likely = (similar(word, known, _OPTIONS_NEAR) for word in self._unknown_options())
-        return next(filter(None, likely), "")
+        known = list(self._given_command()._every_option())
+        for word in self._unknown_options():
+            if "--policy" in known and word in _ELSEWHERE:
+                return f"{_ELSEWHERE[word]}. "
+            if not word.startswith("--"):
+                begun = sorted({each for each in known if each.startswith(f"-{word[:2]}")})
+                if begun:
+                    return f"did you mean {' or '.join(begun)}? "
+            elif meant := similar(word, known, _OPTIONS_NEAR):
+                return f"did you mean {meant}? "
+        return ""
 
     def _unknown_options(self) -> list[str]:
         known = list(self._every_option())
         words = [word.partition("=")[0] for word in self._given if word.startswith("--")]
-        return [word for word in words if not any(each.startswith(word) for each in known)]
+        letters = [
+            word for word in self._given
+            if word[:1] == "-" and word[1:2].isalpha() and word[:2] not in known
+        ]  # fmt: skip
+        return [
+            word for word in words if not any(each.startswith(word) for each in known)
+        ] + letters
 
     def _every_option(self) -> Iterator[str]:
         """Yield the options of this command and of its subcommands."""

@@ -53,14 +53,14 @@ def add_sandbox(parser: argparse.ArgumentParser, wall_time: str, policy: str | N
     """Add the limits, --workspace, --audit, --connect and --policy; `wall_time` names what --timeout
     limits, `policy` the default of --policy if that is not strict."""
     limits, most = Limits(), "with --policy at most its limit"
-    seconds_by_default, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
+    by_default, mib = f"{limits.wall_seconds:g}", limits.memory_bytes // MIB
     parser.add_argument(
         "--timeout", type=seconds, metavar="S",
-        help=f"{wall_time} in seconds, or such as 10m; {most}; default {seconds_by_default}",
+        help=f"{wall_time} in seconds, or such as 10m; {most}; default {by_default} under strict",
     )  # fmt: skip
     parser.add_argument(
         "--memory", type=mebibytes, metavar="MB",
-        help=f"memory limit in MiB, or such as 2G; {most}; default {mib}",
+        help=f"memory limit in MiB, or such as 2G; {most}; default {mib} under strict",
     )  # fmt: skip
     parser.add_argument(
         "--workspace",

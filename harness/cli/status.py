@@ -19,7 +19,11 @@ _MIB = 1024 * 1024
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--socket", type=Path, metavar="PATH", help="the daemon's socket; default that of your user"
+        "--socket",
+        "--connect",
+        type=Path,
+        metavar="PATH",
+        help="the daemon's socket; default that of your user",
     )
     add_json(parser, "object")
 

@@ -579,7 +579,25 @@ def test_a_command_says_that_it_waits_for_a_workspace(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run"], "FILE or -c CODE is required"),
+        (["run"], "FILE or -c CODE is required\nhint: - in place of FILE reads the program from"),
+        (
+            ["run", "--mount", "/data", "x.py"],
+            "hint: --file HOST copies files to /workspace; filesystem",
+        ),
+        (
+            ["run", "--network", "-c", "1"],
+            "hint: to let programs reach a host name it in network.allow",
+        ),
+        (
+            ["run", "--allow-net=x.example", "-c", "1"],
+            "hint: to let programs reach a host name it in",
+        ),
+        (["repl", "--cpu", "2"], "hint: cpus below [limits] of a policy file"),
+        (["run", "--socket", "/s", "-c", "1"], "hint: did you mean --connect?"),
+        (
+            ["run", "-p", "pandas", "-c", "1"],
+            "unrecognized arguments: -p\nhint: did you mean --packages or --pins or --policy",
+        ),
         (
             ["run", "--timeout", "x", "-c", "1"],
             "argument --timeout: must be a number of seconds, or a duration such as 90s or 10m, got 'x'",

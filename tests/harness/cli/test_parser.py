@@ -13,7 +13,7 @@ from cellwright.harness.cli.parsing import Parser, commands_of
 WITHOUT_DEFAULT = {
     "-c", "--audit", "--calls", "--change", "--collect", "--connect", "--data", "--diff",
     "--documents", "--env", "--expect", "--file", "--for", "--from", "--html", "--input",
-    "--inputs", "--json", "--key-file", "--kind", "--mb", "--days", "--metrics",
+    "--inputs", "--json", "--key-file", "--kind", "--mb", "--days", "--memory", "--metrics",
     "--model", "--optional", "--packages", "--peers", "--prefix", "--read", "--region",
     "--registry", "--remember", "--remote", "--request-log", "--requires", "--runs", "--servers",
     "--skills", "--test", "--tools", "--units", "--venv", "--workspace", "--write", "--config",
