@@ -80,7 +80,7 @@ def _form(request: Request, turn: Turn | None, nonce: str) -> RequestForm:
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, turn.number if turn else 0, stdin if turn else b"",
         request.limits.artifact_bytes, request.tools, nonce, request.plain,
-        request.arguments, request.sites,
+        request.arguments, request.sites, request.filename,
     )  # fmt: skip
     if turn is None:
         return RequestForm(encode(run), stdin)

@@ -187,6 +187,7 @@ class RunProgram(_Frame, frozen=True):
     plain: bool = False  # the value is made JSON, or the error says why it cannot be
     arguments: tuple[str, ...] = ()  # in a session those of the call before stay if there are none
     sites: bool = False  # calls of tools tell their sites, as a durable run needs them
+    filename: str = ""  # below /workspace, where the program is a file while it runs
 
 
 class Answer(_Frame, frozen=True):

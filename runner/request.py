@@ -55,6 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sites: bool = False  # calls tell where in the program they stand
     program: LongLivedProgram | None = None  # replaces `code`, which then only describes it
     arguments: tuple[str, ...] = ()
+    filename: str = ""  # of the program, below /workspace; empty if it is no file
     plain: bool = False  # the value of a Python program must be JSON
     execution_id: str = msgspec.field(default_factory=new_execution_id)
 

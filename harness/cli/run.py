@@ -110,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
             inputs=_inputs(options),
             files=dict(map(_file, options.files)),
             arguments=options.arguments,
+            filename=_filename(options.file),
             env=dict(map(_variable, options.env)),
             timeout=options.timeout,
             collect=options.collect,
@@ -136,6 +137,11 @@ def _language(options: argparse.Namespace, source: bytes | str) -> str:
             "name the language with --language",
         )
     return found or PYTHON
+
+
+def _filename(file: str | None) -> str | None:
+    """Return the name of the program in its cell; None if it is no file."""
+    return os.path.basename(file) if file and os.path.isfile(file) else None
 
 
 def _printer(options: argparse.Namespace) -> OnOutput | None:

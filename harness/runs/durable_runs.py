@@ -121,6 +121,7 @@ class Runs(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        filename: str | None = None,
         packages: Sequence[str] = (),
         requirements: Sequence[str] = (),
     ) -> RunAttempt:

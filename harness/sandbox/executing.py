@@ -102,6 +102,7 @@ class Executing(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        filename: str | None = None,
         packages: Sequence[str] = (),
         requirements: Sequence[str] = (),
         on_output: OnOutput | None = None,
@@ -114,7 +115,8 @@ class Executing(Closing):
         has its interpreter; a session runs its own only.
         `stdin`: what the program reads.  `inputs`: variables, as JSON has them.  `files`: path below
         /workspace -> content, or a pathlib.Path of the host, whose file or folder is copied.
-        `arguments`: those of the program, sys.argv[1:] in Python.
+        `arguments`: those of the program, sys.argv[1:] in Python.  `filename`: its name in messages; in
+        Python it is that file below /workspace while it runs, and `__file__` is its path.
         `env`: variables of the environment, beside those of the policy.
         `timeout`: seconds of wall time, at most the policy's.  `collect`: globs of files below
         /workspace to bring back.  `trace_id`: text, or a W3C traceparent.  `plain`: the value of a
@@ -161,6 +163,7 @@ class Executing(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        filename: str | None = None,
         packages: Sequence[str] = (),
         requirements: Sequence[str] = (),
         on_output: Callable[[str, bytes], Awaitable[None] | None] | None = None,
@@ -258,6 +261,7 @@ class Executing(Closing):
         trace_id: str | None = None,
         plain: bool = False,
         arguments: Sequence[str] = (),
+        filename: str | None = None,
         packages: Sequence[str] = (),
         requirements: Sequence[str] = (),
     ) -> "Run":

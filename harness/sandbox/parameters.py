@@ -62,6 +62,7 @@ class CallArguments(Parameters, frozen=True, kw_only=True):
     trace_id: str | None = None
     plain: bool = False
     arguments: Sequence[str] = ()
+    filename: str | None = None
     packages: Sequence[str] = ()
 
 

@@ -45,6 +45,7 @@ def make_request(given: CallArguments, limits: Limits) -> Request:
         collect=check_names("collect", given.collect),
         plain=check_flag("plain", given.plain),
         arguments=_arguments(given.arguments),
+        filename="" if given.filename is None else check_file_name(given.filename, "filename"),
     )
 
 
@@ -224,8 +225,8 @@ def check_tree(names: Collection[str]) -> None:
             raise PolicyError(f"files: a directory in {name!r} is also given as a file")
 
 
-def check_file_name(name: str) -> str:
-    """Return `name` if it is a plain relative path below the workspace.
+def check_file_name(name: str, where: str = "files") -> str:
+    """Return `name` if it is a plain relative path below the workspace; `where` names the parameter.
 
     The bounds are those within which the host lists a workspace (runner/workspace.py), so every file
     that is saved can be put into a cell again.
@@ -233,19 +234,19 @@ def check_file_name(name: str) -> str:
     parts = name.split("/") if isinstance(name, str) else [""]
     if any(part in ("", ".", "..") for part in parts) or "\0" in name:
         raise PolicyError(
-            f"files: {name!r} is not a plain relative path: no empty parts, `.` or `..`"
+            f"{where}: {name!r} is not a plain relative path: no empty parts, `.` or `..`"
         )
     try:
         too_long = len(name.encode()) > MOST_PATH_BYTES
     except UnicodeEncodeError:
-        raise PolicyError(f"files: {name!r} holds a lone surrogate") from None
+        raise PolicyError(f"{where}: {name!r} holds a lone surrogate") from None
     if too_long or any(len(part.encode()) > _NAME_BYTES for part in parts):
         raise PolicyError(
-            f"files: {name[:80]!r}... is too long",
+            f"{where}: {name[:80]!r}... is too long",
             f"at most {MOST_PATH_BYTES} bytes, and {_NAME_BYTES} between two slashes",
         )
     if len(parts) > MOST_LEVELS + 1:
-        raise PolicyError(f"files: {name[:80]!r}... has more than {MOST_LEVELS} levels")
+        raise PolicyError(f"{where}: {name[:80]!r}... has more than {MOST_LEVELS} levels")
     return name
 
 

@@ -40,12 +40,39 @@ def receive(receiver: Receiver) -> RunProgram | Start | Become | None:
     return None
 
 
-def give(run: RunProgram, main: types.ModuleType, filename: str) -> None:
-    """Give the program its environment, arguments, variables and files, and tracebacks its source."""
+class ProgramFile:
+    """The program as a file below /workspace while it runs, as `multiprocessing` needs it: a child
+    that is spawned runs the file of `__main__` again.
+
+    It is removed afterwards, if the program has not changed it and it was not given or made before.
+    """
+
+    def __init__(self, run: RunProgram, main: types.ModuleType) -> None:
+        self._path = os.path.join(WORKSPACE, run.filename)
+        self._made: tuple[int, int, int] | None = None
+        main.__dict__["__file__"] = self._path
+        was_there = os.path.lexists(self._path)
+        with contextlib.suppress(OSError):  # full: most programs do without
+            write(InputFile(run.filename, run.code.encode()))
+            self._made = None if was_there else self._identity()
+
+    def _identity(self) -> tuple[int, int, int]:
+        seen = os.stat(self._path)
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._made and self._made == self._identity():
+                os.unlink(self._path)
+
+
+def give(run: RunProgram, main: types.ModuleType, filename: str) -> ProgramFile | None:
+    """Give the program its environment, arguments, variables and files, and tracebacks its source.
+    Return its own file, if it is to have one."""
     if run.environment:
         os.environ.update(run.environment)
-    if run.arguments:
-        sys.argv = [PROGRAM, *run.arguments]
+    if run.arguments or run.filename:
+        sys.argv = [run.filename or PROGRAM, *run.arguments]
     if run.inputs != b"{}":
         main.__dict__.update(json.loads(run.inputs))
     main.__dict__["__builtins__"] = builtins
@@ -55,6 +82,7 @@ def give(run: RunProgram, main: types.ModuleType, filename: str) -> None:
         write(file)
     if run.files:  # what was listed before them has none of their names
         sys.path_importer_cache.pop(WORKSPACE, None)
+    return ProgramFile(run, main) if run.filename else None
 
 
 def report(end: tuple[Finished, int], sock: Channel, nonce: str = "") -> None:

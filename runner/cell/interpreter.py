@@ -24,7 +24,7 @@ from ...policies.plan import Plan
 from ..channel import Channel
 from ..messages import Become, Finished, RunProgram, encode
 from .evaluation import Executor, Source, lines_of, outcome
-from .exchange import PROGRAM, WORKSPACE, give, receive, receiver_of, report
+from .exchange import PROGRAM, WORKSPACE, ProgramFile, give, receive, receiver_of, report
 from .pictures import display
 from .programs import Interpreter, become_program
 from .repl import converse
@@ -33,6 +33,7 @@ from .tools import Toolbox
 
 # While modules are preloaded there is no /tmp to write to.
 _WRITTEN_TO = {"TMPDIR", "MPLCONFIGDIR"}
+_SOURCE = "/tmp/cell.py"  # noqa: S108 - the cell's own
 _FOR_PROGRAMS = ("random", "socket")  # what many import, of which nothing here needs any
 _REHEARSALS = (
     RunProgram("1 + 1", b"{}", (), {}, 100),
@@ -143,7 +144,7 @@ def rehearse() -> None:
         receiver = receiver_of(stage)
         run = receive(receiver)
         if isinstance(run, RunProgram):
-            report(_execute(run, fresh_main(), Toolbox(stage, 0, receiver)), stage)
+            report(_execute(run, fresh_main(), Toolbox(stage, 0, receiver))[:2], stage)
         _flush()
     sys.modules["__main__"] = before
     linecache.cache.clear()
@@ -269,9 +270,11 @@ def _forget_nodes() -> None:
 
 def _run(run: RunProgram, sock: Channel, main: types.ModuleType, toolbox: Toolbox | None) -> int:
     itself = os.getpid()
-    finished, code = _execute(run, main, toolbox)
+    finished, code, file = _execute(run, main, toolbox)
     code = _leave(code)
     if os.getpid() == itself:  # not a child that the program forked, and that came to its end
+        if file:
+            file.remove()
         if toolbox:
             toolbox.close()
         report((finished, code), sock)
@@ -280,19 +283,34 @@ def _run(run: RunProgram, sock: Channel, main: types.ModuleType, toolbox: Toolbo
 
 def _execute(
     run: RunProgram, main: types.ModuleType, toolbox: Toolbox | None
-) -> tuple[Finished, int]:
-    give(run, main, PROGRAM)
+) -> tuple[Finished, int, ProgramFile | None]:
+    filename = run.filename or PROGRAM
+    file = give(run, main, filename)
     if toolbox:
         toolbox.open(run, main)
-    program = Source(run.code, Executor())
-    return outcome(
+    program = Source(run.code, Executor(), filename)
+    finished, code = outcome(
         lambda: program.run(main.__dict__), run.value_bytes, run.picture_bytes, is_plain=run.plain
     )
+    return finished, code, file
+
+
+class _Main(types.ModuleType):
+    """The module as which programs run.  A program that is no file becomes one outside /workspace when
+    something asks for its path, as `multiprocessing` does: a child that is spawned runs it again."""
+
+    def __getattr__(self, name: str) -> str:
+        lines = linecache.getlines(PROGRAM) if name == "__file__" else []
+        if not lines:
+            raise AttributeError(f"module '__main__' has no attribute {name!r}")
+        with open(_SOURCE, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+        return _SOURCE
 
 
 def fresh_main() -> types.ModuleType:
     """Make the module as which programs run, the only one of that name that they see."""
-    main = types.ModuleType("__main__")
+    main = _Main("__main__")
     sys.modules["__main__"] = main
     return main
 

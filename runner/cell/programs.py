@@ -68,6 +68,9 @@ class Interpreter:
         _become(self._name, asked.files, interpret, control)
 
     def _run(self, run: RunProgram, control: int) -> None:
+        if self._language.is_shell or run.filename.endswith(os.path.splitext(self._source)[1]):
+            name = os.path.basename(run.filename)  # messages have it
+            self._source = os.path.join(os.path.dirname(_SOURCE), name) if name else self._source
         _write_text(self._source, run.code)
         if self._harness:
             given = {

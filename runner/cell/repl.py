@@ -67,13 +67,15 @@ class _Session:
         return value
 
     def _interruptibly(self, run: RunProgram, filename: str) -> object:
-        program = Source(run.code, self._executor, filename)
+        program, file = Source(run.code, self._executor, run.filename or filename), None
         try:
             _signal.signal(_signal.SIGINT, self._handler)
             sys.stdin = io.TextIOWrapper(io.BytesIO(run.stdin), "utf-8")
-            give(run, self._main, filename)
+            file = give(run, self._main, program.filename)
             self._toolbox.open(run, self._main)
             return program.run(self._main.__dict__)
         finally:
+            if file:
+                file.remove()
             self._handler = _signal.getsignal(_signal.SIGINT) or self._handler
             _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # raises what came just before

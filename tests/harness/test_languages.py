@@ -480,7 +480,7 @@ def test_the_command_runs_a_file_by_its_name(tmp_path: Path) -> None:
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
     )
-    assert json.loads(done.stdout)["stdout"] == "hello from /tmp/cell.sh\n"
+    assert json.loads(done.stdout)["stdout"] == "hello from /tmp/hello.sh\n"
 
 
 def test_the_command_reads_a_pipe_once() -> None:

@@ -141,7 +141,7 @@ def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
     given = CallArguments(
         code="1", language="python3", stdin=b"s", inputs={"n": 1}, files={"f": b"x"},
         env={"A": "b"}, timeout=2.0, collect=("*.csv",), trace_id="t", plain=True,
-        arguments=("a b",), packages=("six",),
+        arguments=("a b",), filename="a.py", packages=("six",),
     )  # fmt: skip
     changed = {
         each.name for each in msgspec.structs.fields(CallArguments)

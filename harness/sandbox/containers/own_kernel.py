@@ -226,7 +226,7 @@ def _program_of(request: Request) -> RunProgram:
     return RunProgram(
         request.code, request.inputs, request.files, request.environment,
         request.limits.value_bytes, picture_bytes=request.limits.artifact_bytes,
-        plain=request.plain, arguments=request.arguments,
+        plain=request.plain, arguments=request.arguments, filename=request.filename,
     )  # fmt: skip
 
 

@@ -53,6 +53,7 @@ class ExecuteArguments(_DaemonFrame, frozen=True):
     collect: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
     plain: bool = False
     arguments: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
+    filename: str | None = None
     packages: _Packages = ()
 
 
