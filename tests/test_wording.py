@@ -1,5 +1,6 @@
 """scripts/words: it finds each phrase of its table, and is quiet on good text."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -27,6 +28,30 @@ GOOD = (
     "the person who approves a call",
     "name the user whose id a cell has",
 )
+
+
+# Names of real registries of packages and images, in two halves so that none stands here either.
+REGISTRIES = re.compile(
+    r"(?<![\w-])(?:pypi|pythonhosted|anaconda|conda|npmjs|yarnpkg|jsr|crates|rubygems|packagist|nuget|hex"
+    r"|golang|debian|ubuntu|alpinelinux|fedoraproject|maven|docker|ghcr|quay|gcr)"
+    r"\.(?:org|io|com|net|dev|pm|apache\.org)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.needs("git")
+def test_no_registry_of_packages_is_named() -> None:
+    """An example names a host of example.org; the product asks the index that the user's settings name."""
+    assert REGISTRIES.search("https://files." + "pythonhosted" + ".org/")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    found = [
+        f"{name}: {match[0]}"
+        for name in names
+        if (ROOT / name).is_file()
+        for match in REGISTRIES.finditer((ROOT / name).read_text(errors="replace"))
+    ]
+    assert found == []
 
 
 def words(path: Path) -> subprocess.CompletedProcess[str]:

@@ -4,14 +4,19 @@ What it finds is data from outside, and each finding says where it is from.  A p
 in a cell, because a parser of hostile bytes does not belong in this process.
 """
 
+import base64
+import contextlib
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, urljoin, urlsplit
 
 from ...policies.errors import CellwrightError, PolicyError, ToolFailed, ToolNotFound
+from ..sandbox.packages.lock import normalised
+from ..sandbox.packages.pip_settings import settings_of_pip
 from ..sandbox.sandbox import Sandbox
 from ..search.documents import document_of
 from ..search.search import SearchIndex
@@ -24,6 +29,8 @@ _SUFFIXES = (".md", ".rst", ".txt")
 _MOST_FILES, _MOST_BYTES = 2000, 1 << 20
 _SHOWN, _PAGE = 400, 20_000  # characters of a finding, and of a page
 _HOST = Caller()
+_PROJECT = "application/vnd.pypi.simple.v1+json"  # packaging.python.org, "Simple repository API"
+_SUMMARY = re.compile(r"^Summary: (.+)$", re.MULTILINE)
 # Runs in a cell: text of HTML, without scripts and styles.
 _TO_TEXT = """\
 import html.parser
@@ -59,8 +66,9 @@ class Research:
     """Looks things up.  Without arguments it finds nothing.
 
     `http`: makes requests as far as its rules allow; without it there are none.  `search_url`: a search
-    engine that answers as SearXNG does (`/search?q=...&format=json`).  `github`, `pypi`: ask these
-    too, if the rules allow `api.github.com` and `pypi.org`.  `folders`: of documents on this host.
+    engine that answers as SearXNG does (`/search?q=...&format=json`).  `github`: ask it too, if the
+    rules allow `api.github.com`.  `pypi`: ask the index of packages that pip's settings name
+    (`global.index-url`), if the rules allow its host.  `folders`: of documents on this host.
     `installed`: the packages of this Python are documents too, by name and summary.
     """
 
@@ -84,6 +92,7 @@ class Research:
         if github:
             self._engines.append(self._on_github)
         if pypi:
+            self._package_index = _index_of_pip()
             self._engines.append(self._on_pypi)
         self._folders = [Path(each) for each in folders]
         self._real_folders = [Path(os.path.realpath(each)) for each in folders]
@@ -131,22 +140,35 @@ class Research:
         return [_finding(each, "full_name", "html_url", "description") for each in items]
 
     def _on_pypi(self, query: str, caller: Caller) -> list[ResearchFinding]:
-        """Return the project that has the query's name: PyPI's JSON has no search."""
-        name = "-".join(query.lower().split())[:80]
-        told = self._json(f"https://pypi.org/pypi/{quote(name, safe='')}/json", caller)
-        about = told.get("info") if isinstance(told, dict) else None
-        return [_finding(about, "name", "package_url", "summary")] if about else []
+        """Return the project that has the query's name: the interface of indexes has no search."""
+        name = normalised("-".join(query.split())[:80])
+        url = f"{self._package_index}/{quote(name, safe='')}/"
+        files = _items(self._json(url, caller, accept=_PROJECT), "files")
+        described = [str(each.get("url")) for each in files if each.get("core-metadata")]
+        summary = (
+            self._summary(urljoin(url, f"{described[-1]}.metadata"), caller) if described else ""
+        )
+        return [_finding({"name": name, "url": url, "summary": summary}, "name", "url", "summary")]
 
-    def _json(self, url: str, caller: Caller) -> Any:
-        answer = self._answered(url, caller)
+    def _summary(self, url: str, caller: Caller) -> str:
+        """Return the summary of a package's metadata, "" if it is not to be had."""
+        with contextlib.suppress(CellwrightError):
+            answer = self._answered(url, caller)
+            raw = base64.b64decode(answer.get("body_base64", ""))
+            if found := _SUMMARY.search(answer.get("body") or raw.decode("utf-8", "replace")):
+                return found[1]
+        return ""
+
+    def _json(self, url: str, caller: Caller, accept: str = "application/json") -> Any:
+        answer = self._answered(url, caller, Accept=accept)
         if answer["status_code"] != 200:
             raise ToolFailed(f"it answers {answer['status_code']}")
         return answer.get("response_json")
 
-    def _answered(self, url: str, caller: Caller) -> dict[str, Any]:
+    def _answered(self, url: str, caller: Caller, **headers: str) -> dict[str, Any]:
         if self._request is None:
             raise ToolNotFound("pages cannot be read: no host is allowed")
-        return dict(self._request.perform({"url": url}, caller))
+        return dict(self._request.perform({"url": url, "headers": headers}, caller))
 
     # documents of this host
 
@@ -207,6 +229,18 @@ class Research:
                 return file.read(_MOST_BYTES).decode(errors="replace")
         except OSError:
             return ""
+
+
+def _index_of_pip() -> str:
+    """Return the address of the index that pip's settings name, without a user and a password, which
+    are for the HttpClient; raises PolicyError."""
+    parts = urlsplit(settings_of_pip(os.environ).index_url)
+    if parts.scheme not in ("http", "https"):
+        raise PolicyError(
+            "pypi: pip's settings name no index",
+            "name one (pip config set global.index-url https://packages.example.org/simple)",
+        )
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
 def _items(told: object, key: str) -> list[Any]:

@@ -44,7 +44,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     for each in (pending, rules):
         add_json(each)
     for each in (allow, deny):
-        each.add_argument("host", metavar="HOST", nargs="+", help="a name, such as pypi.org")
+        each.add_argument(
+            "host", metavar="HOST", nargs="+", help="a name, such as files.example.org"
+        )
         each.add_argument(
             "--all", action="store_true", help="in every sandbox that has network rules"
         )

@@ -105,6 +105,28 @@ def test_without_a_client_no_page_is_read() -> None:
         Research(pypi=True)
 
 
+def test_the_index_that_pips_settings_name_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [{"url": "thing-1.0.whl"}, {"url": "../files/thing-2.0.whl", "core-metadata": True}]
+    pages = {
+        "/simple/my-thing/": (
+            "application/vnd.pypi.simple.v1+json",
+            json.dumps({"name": "my-thing", "files": files}),
+        ),
+        "/simple/files/thing-2.0.whl.metadata": (
+            "application/octet-stream", "Name: my-thing\nSummary: Does\u202e things\n",
+        ),
+    }  # fmt: skip
+    with site(pages) as url:
+        with pytest.raises(PolicyError, match="pip's settings name no index"):
+            Research(client(url), pypi=True)
+        with_password = url.replace("//", "//user:secret@")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{with_password}/simple/")
+        research = Research(client(url), pypi=True)
+        (found,) = research.search("My_Thing")
+        assert found == ("my-thing", f"{url}/simple/my-thing/", "Does things")
+        assert [each.title for each in research.search("nothing")] == ["not available"]
+
+
 def test_a_search_engine_is_asked_and_a_page_becomes_text_in_a_cell() -> None:
     results = {"results": [{"title": "Valid\u202e", "url": "http://x/", "content": "c"}, 7]}
     pages = {

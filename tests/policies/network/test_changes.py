@@ -7,7 +7,7 @@ from cellwright.policies.network.changes import ChangingRules
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.network.rules import NetworkRules
 
-NAME, OTHER = "api.example.org", "pypi.org"
+NAME, OTHER = "api.example.org", "files.example.org"
 POLICY = ChangingRules(
     (NetworkRule(host=NAME), NetworkRule(host=NAME, ports=(80,))),
     (NetworkDenial(host="*.internal.example.org"),),

@@ -15,7 +15,7 @@ from cellwright.harness.servers.e2b.messages import E2bNetwork
 from cellwright.harness.servers.e2b.network import change, narrowed
 from cellwright.policies.policy import Network
 
-_RULES = (NetworkRule(host="pypi.org"), NetworkRule(host="*.example.org", ports=(80,)))
+_RULES = (NetworkRule(host="files.example.com"), NetworkRule(host="*.example.org", ports=(80,)))
 _POLICY = Policy(name="web", network=Network(allow=_RULES))
 _ALL = ("0.0.0.0/0",)
 
@@ -27,13 +27,13 @@ def _hosts(asked: E2bNetwork | None, allow_internet: bool | None = None) -> list
 @pytest.mark.parametrize(
     ("asked", "allow_internet", "hosts"),
     [
-        (None, None, ["pypi.org", "*.example.org"]),
-        (None, True, ["pypi.org", "*.example.org"]),
+        (None, None, ["files.example.com", "*.example.org"]),
+        (None, True, ["files.example.com", "*.example.org"]),
         (None, False, []),
         (E2bNetwork(deny_out=_ALL), None, []),
-        (E2bNetwork(deny_out=_ALL, allow_out=("pypi.org",)), None, ["pypi.org"]),
+        (E2bNetwork(deny_out=_ALL, allow_out=("files.example.com",)), None, ["files.example.com"]),
         (E2bNetwork(deny_out=_ALL, allow_out=("api.example.org",)), None, ["api.example.org"]),
-        (E2bNetwork(allow_out=_ALL), None, ["pypi.org", "*.example.org"]),
+        (E2bNetwork(allow_out=_ALL), None, ["files.example.com", "*.example.org"]),
     ],
 )
 def test_a_client_gets_no_more_than_the_policy_allows(
@@ -62,16 +62,18 @@ def test_denied_names_are_denials_of_the_sandbox() -> None:
 @pytest.mark.needs("cgroup")
 def test_the_rules_of_a_running_sandbox_change() -> None:
     with Sandbox(policy=_POLICY, pool=0) as sandbox:
-        change(sandbox, _POLICY.network, E2bNetwork(deny_out=_ALL, allow_out=("pypi.org",)))
+        change(
+            sandbox, _POLICY.network, E2bNetwork(deny_out=_ALL, allow_out=("files.example.com",))
+        )
         assert sorted(set(sandbox.network.rules)) == [
             "allow *.example.org:80",
-            "allow pypi.org:443",
+            "allow files.example.com:443",
             "deny *.example.org:80",
         ]
         change(sandbox, _POLICY.network, E2bNetwork())
         assert sorted(set(sandbox.network.rules)) == [
             "allow *.example.org:80",
-            "allow pypi.org:443",
+            "allow files.example.com:443",
         ]
         with pytest.raises(PolicyError):
             change(sandbox, _POLICY.network, E2bNetwork(allow_out=("evil.example",)))
