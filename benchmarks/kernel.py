@@ -226,8 +226,20 @@ ATTEMPTS = (
     while True:
         threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_EX), daemon=True).start(); yield 1
 """),
-    KernelItem("System V shared memory, semaphores, queues", *_REFUSED, "refused", """
+    KernelItem("System V shared memory", _YES, _YES, "kernel.shmmni segments; refused without a memory cgroup", """
+    C.shmat.restype = ctypes.c_void_p
+    while True:
+        segment = checked(C.shmget(0, 1 << 20, 0o1600))
+        at = C.shmat(segment, None, 0); ctypes.memset(at, 1, 1 << 20); C.shmdt(ctypes.c_void_p(at)); yield 1
+"""),
+    KernelItem("System V semaphores", _YES, _YES, "kernel.sem: 32,000 sets; refused without a memory cgroup", """
     while True: checked(C.semget(0, 250, 0o1600)); yield 250
+"""),
+    KernelItem("System V message queues", *_REFUSED, "refused", """
+    while True: checked(C.msgget(0, 0o1600)); yield 1
+"""),
+    KernelItem("terminals", *_REFUSED, "refused but for `terminal`; 16 in a cell", """
+    while True: os.openpty(); yield 1
 """),
     KernelItem("POSIX message queues", *_REFUSED, "refused", """
     while True: checked(C.mq_open(b"/x", os.O_CREAT | os.O_RDWR, 0o600, None)); yield 1

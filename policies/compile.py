@@ -3,17 +3,29 @@
 import errno
 import os
 import socket
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from .denied import denied_by
 from .errors import PolicyError
 from .host import Host
 from .languages import LANGUAGES, OWN_PROGRAMS, PYTHON
 from .layers import layers_in_force
-from .plan import CERTIFICATES, Bind, NetworkPlan, PathRule, Plan, Tmpfs
-from .policy import MIB, Policy, check_policy, has_sockets, shown_paths
+from .plan import (
+    CERTIFICATES,
+    Bind,
+    CallAnswer,
+    Condition,
+    NetworkPlan,
+    PathRule,
+    Plan,
+    Rule,
+    Tmpfs,
+)
+from .policy import MIB, Policy, check_policy, has_sockets, lies_in, shown_paths
 from .seccomp import Listened, compile_filter, number_of
-from .syscalls import ADDED_BY, Condition, Rule, SyscallTable, syscall_table
+from .syscalls import ADDED_BY, SyscallTable, syscall_table
 
 # sendmsg(2) fails with ETOOMANYREFS while all processes of the uid together have more descriptors in
 # flight than the sender's RLIMIT_NOFILE; one message carries up to 253 (unix(7)).  If a guest could
@@ -66,10 +78,11 @@ def compile_policy(
     listened = _listened(policy, table, runs) if "listener" in layers else None
     rules = (*_granted(policy, layers, table.rules(groups)), _hand_over(open_files))
     locks = _answers_to_locks(table, is_heard=bool(listened), is_alone=_is_alone(policy, learning))
-    ignored = ((rule, 0) for group in groups for rule in table.ignored[group])
+    answers = table.answers_of(groups)
+    answered = locks.answered if listened else (*locks.answered, *_given_by_filter(answers, table))
     return Plan(
         policy=policy.name,
-        binds=_binds(policy),
+        binds=_binds(policy, host),
         hidden=policy.filesystem.hidden,
         tmpfs=_tmpfs(policy),
         hostname="cell",
@@ -82,11 +95,12 @@ def compile_policy(
         ),
         language=runs.language,
         program=runs.executables[0] if runs.executables else "",
-        guest_filter=compile_filter(rules, table, listened, (*locks.answered, *ignored)),
+        guest_filter=compile_filter(rules, table, listened, answered),
         init_filter=compile_filter(table.init, table),
         branching_filter=_branching_filter(table),
         groups=groups,
         refusals=_refusals(table, groups) if listened else {},
+        answers=_by_call(table, answers) if listened else {},
         watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
         environment=_environment(policy, host, runs),
@@ -104,15 +118,21 @@ def compile_policy(
     )
 
 
-def _binds(policy: Policy) -> tuple[Bind, ...]:
+def _binds(policy: Policy, host: Host) -> tuple[Bind, ...]:
     """Return one bind for each path, with all the rights that the policy grants it."""
     write = policy.filesystem.write
+    shown = shown_paths(policy)
     # mmap(2) refuses to map a shared library from a noexec mount (EPERM).
     execute = (*policy.processes.execute, *policy.python.path)
-    return tuple(
-        Bind(path=path, writable=path in write, executable=path in execute)
-        for path in shown_paths(policy)
-    )
+    binds = [Bind(path=path, writable=path in write, executable=path in execute) for path in shown]
+    if policy.filesystem.system_files:
+        denied = denied_by(policy.filesystem.hidden)
+        binds += [
+            Bind(path=each.path, executable=each.executable)
+            for each in host.system_files
+            if not lies_in(each.path, shown) and not denied.denies(each.path)
+        ]
+    return tuple(sorted(binds, key=attrgetter("path")))
 
 
 def _environment(policy: Policy, host: Host, runs: CellLanguage) -> dict[str, str]:
@@ -165,7 +185,8 @@ def _rlimits(policy: Policy, layers: tuple[str, ...], language: str) -> tuple[tu
         ("CORE", 1),
         ("CPU", int(limits.cpu_seconds) + 1),
         ("FSIZE", limits.workspace_bytes),
-        ("MEMLOCK", 0),
+        # 8 MiB is Linux' default since 5.16 (gpg); the memory cgroup is charged for what is locked.
+        ("MEMLOCK", 8 * MIB if policy.processes.subprocesses else 0),
         ("MSGQUEUE", 0),
         ("NICE", 0),
         ("RTPRIO", 0),
@@ -285,16 +306,18 @@ def _makes_only_unix_sockets(rules: tuple[Rule, ...]) -> bool:
 
 
 def _granted(policy: Policy, layers: tuple[str, ...], rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return `rules` without memfd_create if it could bypass the policy.
+    """Return `rules` without calls that could bypass the policy.
 
     A memfd is on no mount, so neither noexec nor Landlock prevents its execution (memfd_create(2)): it
-    is refused if only named programs may run.  It is also refused without a memory cgroup: no tmpfs
-    size and no rlimit bounds its pages.
+    is refused if only named programs may run.  Without a memory cgroup nothing counts the pages of a
+    memfd or of System V IPC.
     """
-    runs_only_named = policy.processes.subprocesses and not policy.processes.execute_own
-    if runs_only_named or "cgroup_memory" not in layers:
-        return tuple(rule for rule in rules if rule.call != "memfd_create")
-    return rules
+    left_out: set[str] = set()
+    if policy.processes.subprocesses and not policy.processes.execute_own:
+        left_out |= {"memfd_create"}
+    if "cgroup_memory" not in layers:
+        left_out |= {"memfd_create", "shmget", "semget"}
+    return tuple(rule for rule in rules if rule.call not in left_out)
 
 
 class _LockAnswers(NamedTuple):
@@ -348,6 +371,25 @@ def _hand_over(descriptor: int) -> Rule:
 
 def _refusals(table: SyscallTable, groups: tuple[str, ...]) -> dict[int, tuple[str, str]]:
     return _numbered(table, {call: (call, why) for call, why in table.refusals(groups).items()})
+
+
+def _given_by_filter(
+    answers: tuple[CallAnswer, ...], table: SyscallTable
+) -> Iterator[tuple[Rule, int]]:
+    """Yield the answers that a filter without a listener gives: a call with forms that are allowed is
+    refused with EPERM in its others."""
+    for each in answers:
+        if each.errno == 0 or each.rule.call in table.refused:
+            yield each.rule, each.errno
+
+
+def _by_call(
+    table: SyscallTable, answers: tuple[CallAnswer, ...]
+) -> dict[int, tuple[CallAnswer, ...]]:
+    found: dict[str, tuple[CallAnswer, ...]] = {}
+    for each in answers:
+        found[each.rule.call] = (*found.get(each.rule.call, ()), each)
+    return _numbered(table, found)
 
 
 def _numbered(table: SyscallTable, by_name: dict[str, Any]) -> dict[int, Any]:

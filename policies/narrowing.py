@@ -6,6 +6,7 @@ import msgspec
 
 from .denied import denied_by, is_pattern
 from .policy import (
+    SYSTEM_PLACES,
     Evaluator,
     Filesystem,
     Http,
@@ -19,6 +20,7 @@ from .policy import (
     Syscalls,
     Validation,
     lies_in,
+    places_shown,
     shown_paths,
 )  # fmt: skip
 from .privacy import narrow_privacy, privacy_exceeds
@@ -40,13 +42,15 @@ def narrow(policy: Policy, by: Policy) -> Policy:
     write = _common(policy.filesystem.write, by.filesystem.write, hidden)
     read = _common(shown_paths(policy), shown_paths(by), hidden)
     packages = _common(policy.python.path, by.python.path, hidden)
+    system_files = policy.filesystem.system_files and by.filesystem.system_files
     subprocesses = policy.processes.subprocesses and by.processes.subprocesses
     return Policy(
         name=policy.name if policy.name == by.name else f"{policy.name} narrowed by {by.name}",
         filesystem=Filesystem(
             read=tuple(path for path in read if path not in (*write, *packages)),
             write=write,
-            hidden=_beneath(hidden, read),
+            hidden=_beneath(hidden, (*read, *(SYSTEM_PLACES if system_files else ()))),
+            system_files=system_files,
             watch=policy.filesystem.watch or by.filesystem.watch,
         ),
         processes=Processes(
@@ -136,9 +140,9 @@ def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
 
 def _uncovered(policy: Policy, limit: Policy) -> list[str]:
     """Return the paths that `limit` hides and `policy` shows, by name or beneath a shown path."""
-    shown, denied = shown_paths(policy), denied_by(limit.filesystem.hidden)
+    shown, denied = places_shown(policy), denied_by(limit.filesystem.hidden)
     plain = tuple(path for path in policy.filesystem.hidden if not is_pattern(path))
-    found = [path for path in shown if denied.denies(path)]
+    found = [path for path in shown_paths(policy) if denied.denies(path)]
     found += [
         path
         for path in _beneath(limit.filesystem.hidden, shown)
@@ -292,6 +296,9 @@ def _switches(policy: Policy, limit: Policy) -> list[str]:
         ),
         "processes.terminal: a terminal": (policy.processes.terminal, limit.processes.terminal),
         "network.loopback: sockets on its loopback": (policy.network.loopback, limit.network.loopback),
+        "filesystem.system_files: reading the files of the host's programs": (
+            policy.filesystem.system_files, limit.filesystem.system_files,
+        ),
         "filesystem.watch: opening files unnoticed": (
             not policy.filesystem.watch, not limit.filesystem.watch,
         ),

@@ -1,5 +1,7 @@
 """Plans: policies compiled for a host.  Data only; no later step makes a decision."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -22,6 +24,32 @@ class Tmpfs(_Data, frozen=True):
     size_bytes: int
     inodes: int
     executable: bool
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """One argument must equal `value` in the bits of `mask`."""
+
+    argument: int
+    mask: int
+    value: int
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A call that is allowed if every condition holds; several rules for one call are alternatives."""
+
+    call: str
+    conditions: tuple[Condition, ...] = ()
+
+    def holds(self, arguments: Sequence[int]) -> bool:
+        """Tell whether the rule allows the call with these arguments."""
+        return all(arguments[each.argument] & each.mask == each.value for each in self.conditions)
+
+
+class CallAnswer(msgspec.Struct, frozen=True):
+    """The errno that a call gets in place of being made, if the rule holds; 0 is success."""
+
+    rule: Rule
+    errno: int
 
 
 class PathRule(_Data, frozen=True):
@@ -73,6 +101,7 @@ class Plan(_Data, frozen=True):
     branching_filter: bytes  # of the process that branches sessions
     groups: tuple[str, ...]  # of system calls that the guest may make
     refusals: dict[int, tuple[str, str]]  # number -> (call, reason); empty without a listener
+    answers: dict[int, tuple[CallAnswer, ...]]  # of the listener; EPERM where none holds
     watched: dict[int, str]  # allowed calls that the listener records and lets continue
     locks: dict[int, str]  # calls that lock files, which the listener counts and answers
     environment: dict[str, str]

@@ -31,6 +31,8 @@ class Filesystem(_Section, frozen=True):
     write: paths that programs may read and write
     hidden: paths beneath shown ones, or patterns of them (`policies/denied.py`), that do not exist in
         the cell
+    system_files: programs may read what the host's own programs need beside /usr/bin, such as
+        /etc/alternatives, /usr/include and /etc/ssl/certs; system_files.toml lists it, with reasons
     watch: record a violation if a program opens a path that is not shown, or opens a read-only path
         for writing; each open(2) then costs about 10 µs
     """
@@ -38,6 +40,7 @@ class Filesystem(_Section, frozen=True):
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    system_files: bool = False
     watch: bool = True
 
 
@@ -383,7 +386,7 @@ def _check_hidden(policy: Policy) -> None:
                     "name the path in one of the two fields only",
                 )
             applies = applies or bool(beneath)
-        if not applies:
+        if not applies and not any(map(denied.beneath, places_shown(policy))):
             raise PolicyError(f"filesystem.hidden: must lie beneath a shown path, got {pattern}")
 
 
@@ -417,6 +420,16 @@ def named_paths(policy: Policy) -> tuple[tuple[str, str], ...]:
 def shown_paths(policy: Policy) -> tuple[str, ...]:
     """Return the host paths that a cell sees, sorted and without duplicates."""
     return tuple(sorted({path for _, path in named_paths(policy)}))
+
+
+# Where system files lie (system_files.toml).
+SYSTEM_PLACES = ("/etc", "/usr", "/var")
+
+
+def places_shown(policy: Policy) -> tuple[str, ...]:
+    """Return the directories and files beneath which a cell may see paths of the host."""
+    system = SYSTEM_PLACES if policy.filesystem.system_files else ()
+    return (*shown_paths(policy), *system)
 
 
 def has_sockets(policy: Policy) -> bool:

@@ -18,7 +18,8 @@ try:
 except (OSError, RuntimeError):  # the import looks for the library
     raise LaunchError("libseccomp was not found", "apt-get install libseccomp2") from None
 
-from .syscalls import NEWEST_NUMBER, Condition, Rule, SyscallTable
+from .plan import Condition, Rule
+from .syscalls import NEWEST_NUMBER, SyscallTable
 
 _BPF = struct.Struct("=HBBI")
 _LOAD_NUMBER = _BPF.pack(0x20, 0, 0, 0)  # ld [offsetof(struct seccomp_data, nr)]
@@ -59,7 +60,9 @@ def compile_filter(
     allowed = [rule for rule in rules if rule.call not in watched]  # those get the default: NOTIFY
     _add_all(program, pyseccomp.ALLOW, allowed, table)
     _add_all(program, pyseccomp.ERRNO(errno.ENOSYS), map(Rule, table.unknown), table)
-    _add_all(program, refuse, map(Rule, quiet), table)
+    errnos = {each.rule.call: each.errno for each in table.answers if each.rule.call in quiet}
+    for call in quiet:
+        _add_all(program, pyseccomp.ERRNO(errnos.get(call, errno.EPERM)), (Rule(call),), table)
     for rule, number in answered:
         _add_all(program, pyseccomp.ERRNO(number), (rule,), table)
     return _LOAD_NUMBER + _SKIP_UNLESS_NEWER + _RETURN_ENOSYS + _export(program)

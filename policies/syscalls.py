@@ -1,11 +1,15 @@
 """Rules for system calls, read from the groups of syscalls.toml, and the settings that add a group."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from .plan import CallAnswer, Condition, Rule
 
 NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: the filter answers ENOSYS to every later call
 
@@ -14,30 +18,11 @@ NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: the filter answers ENOSYS to ev
 # (unix(7), ETOOMANYREFS), so only programs that need the group get it.
 ADDED_BY = {
     "processes.threads": ("threads",),
-    "processes.subprocesses": ("processes", "exec", "local_sockets"),
+    "processes.subprocesses": ("processes", "exec", "local_sockets", "sysv_ipc"),
     "processes.terminal": ("terminal",),
     "network.loopback": ("loopback_sockets", "local_sockets"),
 }
 _NO_FORM = "not with these arguments"
-
-
-class Condition(msgspec.Struct, frozen=True):
-    """One argument must equal `value` in the bits of `mask`."""
-
-    argument: int
-    mask: int
-    value: int
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """A call that is allowed if every condition holds; several rules for one call are alternatives."""
-
-    call: str
-    conditions: tuple[Condition, ...] = ()
-
-    def holds(self, arguments: Sequence[int]) -> bool:
-        """Tell whether the rule allows the call with these arguments."""
-        return all(arguments[each.argument] & each.mask == each.value for each in self.conditions)
 
 
 class SyscallTable(msgspec.Struct, frozen=True):
@@ -48,10 +33,18 @@ class SyscallTable(msgspec.Struct, frozen=True):
     init: tuple[Rule, ...]
     locks: dict[str, tuple[Rule, ...]]  # by kind of lock: "record", "whole", "open_file"
     refused: dict[str, str]
+    answers: tuple[
+        CallAnswer, ...
+    ]  # the errnos of refused calls and forms; the first that holds counts
     quiet: tuple[str, ...]  # refused without notice to the listener
     watched: tuple[str, ...]  # allowed with notice to the listener
     unknown: tuple[str, ...]
     numbers: dict[str, int]
+
+    def answers_of(self, groups: tuple[str, ...]) -> tuple[CallAnswer, ...]:
+        """Return the answers to calls that the rules of `groups` do not allow."""
+        ignored = (CallAnswer(rule, 0) for group in groups for rule in self.ignored[group])
+        return (*ignored, *self.answers)
 
     def rules(self, groups: tuple[str, ...]) -> tuple[Rule, ...]:
         return tuple(rule for group in groups for rule in self.groups[group])
@@ -68,7 +61,8 @@ class SyscallTable(msgspec.Struct, frozen=True):
             for rule in rules
             if allowed.get(rule.call, True)  # () where every form is allowed
         }
-        return reasons | self.refused
+        ignored = {rule.call: _NO_FORM for rules in self.ignored.values() for rule in rules}
+        return ignored | reasons | self.refused
 
     def beyond(self, groups: tuple[str, ...]) -> Iterator[tuple[str, Rule]]:
         """Yield the rules of all other groups, each with its group."""
@@ -106,18 +100,28 @@ def syscall_table() -> SyscallTable:
     data = tomllib.loads(Path(__file__).with_name("syscalls.toml").read_text())
     parts = data["refused"].values()
     refused = {call: reason for part in parts for call, reason in part["calls"].items()}
+    wholly = (
+        CallAnswer(Rule(call), getattr(errno, part["answer"]))
+        for part in parts
+        if "answer" in part
+        for call in part["calls"]
+    )
+    forms = (
+        CallAnswer(rule, getattr(errno, entry["answer"]))
+        for entry in data["answers"]
+        for rule in _conditional([entry])
+    )
     return SyscallTable(
         groups={name: _rules(group) for name, group in data["groups"].items()},
         ignored={
-            name: tuple(map(_conditional, group.get("ignored", ())))
-            for name, group in data["groups"].items()
+            name: _conditional(group.get("ignored", ())) for name, group in data["groups"].items()
         },
         init=_rules(data["init"]),
         locks={
-            kind: tuple(map(_conditional, data["locks"][kind]))
-            for kind in ("record", "whole", "open_file")
+            kind: _conditional(data["locks"][kind]) for kind in ("record", "whole", "open_file")
         },
         refused={call: _spelled_out(reason, refused) for call, reason in refused.items()},
+        answers=(*forms, *wholly),
         quiet=tuple(call for part in parts if "quiet" in part for call in part["calls"]),
         watched=tuple(data["watched"]["calls"]),
         unknown=tuple(data["unknown"]["calls"]),
@@ -132,17 +136,20 @@ def _spelled_out(reason: str, refused: dict[str, str]) -> str:
 
 
 def _rules(group: dict[str, Any]) -> tuple[Rule, ...]:
-    plain = [Rule(call) for call in group.get("calls", {})]
-    return tuple(plain + [_conditional(entry) for entry in group.get("conditional", [])])
+    plain = (Rule(call) for call in group.get("calls", {}))
+    return (*plain, *_conditional(group.get("conditional", ())))
 
 
-def _conditional(entry: dict[str, Any]) -> Rule:
-    conditions = (
-        Condition(each["argument"], _integer(each["masked"]), _integer(each["equals"]))
-        for each in entry["when"]
+def _conditional(entries: Sequence[dict[str, Any]]) -> tuple[Rule, ...]:
+    """Return a rule for each choice of values, where an entry lists several for an argument."""
+    return tuple(
+        Rule(entry["call"], conditions)
+        for entry in entries
+        for conditions in product(*map(_choices, entry["when"]))
     )
-    return Rule(entry["call"], tuple(conditions))
 
 
-def _integer(value: int | str) -> int:
-    return value if isinstance(value, int) else int(value, 0)
+def _choices(when: dict[str, Any]) -> list[Condition]:
+    equals = when["equals"]
+    values = equals if isinstance(equals, list) else [equals]
+    return [Condition(when["argument"], int(when["masked"], 0), int(each, 0)) for each in values]

@@ -8,8 +8,13 @@ TERMINAL = "/dev/tty"  # where a policy allows terminals: that of the process th
 TERMINALS = "/dev/pts"  # then each cell mounts a devpts of its own there (pts(4))
 DIRECTORIES = ("/workspace", "/tmp", "/proc", "/dev", "/etc", "/usr")  # noqa: S108 - in the cell
 TEXTS = {
-    "/etc/passwd": "cell:x:1000:1000:cell:/workspace:/usr/sbin/nologin\n",
-    "/etc/group": "cell:x:1000:\n",
+    # Names of the ids 0 and 65534, which files of the host have in a cell; nobody becomes them.
+    "/etc/passwd": (
+        "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n"
+        "cell:x:1000:1000:cell:/workspace:/bin/sh\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+    ),
+    "/etc/group": "root:x:0:\ncell:x:1000:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
@@ -18,6 +23,7 @@ NETWORK_TEXTS = {  # where the policy allows names of the network
     "/etc/resolv.conf": f"nameserver {DNS_ADDRESS}\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
+TERMINAL_LINKS = (("/dev/ptmx", "pts/ptmx"),)  # where programs open masters (pts(4))
 LINKS = (
     ("/dev/shm", "../tmp"),  # noqa: S108 - POSIX semaphores and shared memory (shm_overview(7))
     ("/dev/fd", "/proc/self/fd"),

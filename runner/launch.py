@@ -25,6 +25,7 @@ from .messages import Boot
 from .spawn import Spawned
 
 if TYPE_CHECKING:
+    from ..policies.host import SystemFile
     from .host.interpreters import HostInterpreter
 
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the cell's own
@@ -63,6 +64,7 @@ class Launch:
         """
         self.arguments = arguments
         self._interpreter: HostInterpreter | None = None
+        self._system_files: tuple[SystemFile, ...] = ()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._spawned = spawned
@@ -97,7 +99,11 @@ class Launch:
 
             runtime = find_runtime(self._spawned.executable)
             self._interpreter = find_interpreter(given.language, runtime, given.interpreter)
-        host = probe_host(missing, self._spawned.kernel)
+        if given.policy.filesystem.system_files and self._spawned.shows_programs_of_the_host:
+            from .host.system_files import find_system_files  # strict policies show none
+
+            self._system_files = find_system_files()
+        host = probe_host(missing, self._spawned.kernel, self._system_files)
         plan = plan_for(
             given.policy, host, learning=given.is_learning, interpreter=self._interpreter
         )
@@ -107,7 +113,7 @@ class Launch:
         """Start a launcher that must know before what its cells will see, though not their caps."""
         self.plan = self._compile(dict.fromkeys(CONTROLLERS, ""))
         files, _ = self._shown_files(self._spawned.runtime(self.plan.python_path))
-        sources = {**self.arguments.sources, **self._certificates()}
+        sources = {**self.arguments.sources, **self._system_sources(), **self._certificates()}
         self._spawned.start(self.plan, files, sources)
 
     def begin(self) -> None:
@@ -183,8 +189,8 @@ class Launch:
         elsewhere: dict[str, str] = {}
         if not self._spawned.in_container:  # there, all is in its place
             elsewhere = lead_elsewhere(files) | self._certificates()
-            sources = self.arguments.sources.items()
-            elsewhere |= {path: real for path, real in sources if path != real}
+            sources = dict(self.arguments.sources) | self._system_sources()
+            elsewhere |= {path: real for path, real in sources.items() if path != real}
         uid = self._spawned.host_id(self.arguments.user)
         for place in self.arguments.places:
             if any(lies_in(bind.path, (place,)) for bind in self.plan.binds):
@@ -203,6 +209,10 @@ class Launch:
             self.arguments.cells_per_network if self.plan.reuses_network else 1,
             self.arguments.is_for_one_cell,
         )
+
+    def _system_sources(self) -> dict[str, str]:
+        """Return the places that the shown system files lead to."""
+        return {each.path: each.source for each in self._system_files}
 
     def _certificates(self) -> dict[str, str]:
         """Return where cells are shown the host's certificate authorities, and what is shown there."""

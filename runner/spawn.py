@@ -100,6 +100,11 @@ class Spawned:
         """Whose kernel its cells have."""
         return "shared"
 
+    @property
+    def shows_programs_of_the_host(self) -> bool:
+        """Tell whether cells may see the host's programs: in an image they have those of the image."""
+        return True
+
     def sources_of(self, policy: "Policy") -> dict[str, str]:
         """Return the resolved host path of each path that cells under `policy` see."""
         from .host.paths import sources_of

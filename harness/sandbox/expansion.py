@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.denied import ANY_DEPTH, denied_by, fixed_part, is_pattern
 from ...policies.errors import PolicyError
-from ...policies.policy import Policy, check_names, lies_in, shown_paths
+from ...policies.policy import Policy, check_names, lies_in, places_shown
 from ...runner.host.paths import resolve
 
 _MOST_LOOKED_AT = 100_000
@@ -105,7 +105,7 @@ def with_files(
         processes=msgspec.structs.replace(processes, execute=left(*processes.execute, *execute)),
         python=msgspec.structs.replace(python, path=left(*python.path)),
     )
-    shown = {name for path in shown_paths(policy) for name in (path, os.path.realpath(path))}
+    shown = {name for path in places_shown(policy) for name in (path, os.path.realpath(path))}
     beneath = tuple(
         each for each in hidden if any(denied_by((each,)).beneath(path) for path in shown)
     )

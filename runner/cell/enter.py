@@ -153,7 +153,7 @@ def _mount_terminals(do: Steps, owner: int) -> None:
     """Mount a devpts that has no terminal yet: each mount is an instance of its own (Linux 4.7).
 
     The supervisor opens masters in it, by way of /workspace, as long as the cell lives; their terminals
-    belong to the cell's id.  A guest may open masters too, but not unlock their terminals.
+    belong to the cell's id.  A guest may open masters too.
     """
     attributes = mounts.NOSUID | mounts.NOEXEC  # not NODEV: terminals are devices
     limits = {"uid": str(owner), "gid": str(owner), "ptmxmode": "0666", "max": str(_MOST_TERMINALS)}

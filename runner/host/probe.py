@@ -4,13 +4,18 @@ import os
 import resource
 
 from ...policies.errors import LaunchError
-from ...policies.host import Host, Kernel
+from ...policies.host import Host, Kernel, SystemFile
 from ..kernel import landlock
 
 
-def probe_host(cgroups: dict[str, str], kernel: Kernel = "shared") -> Host:
+def probe_host(
+    cgroups: dict[str, str], kernel: Kernel = "shared", system_files: tuple[SystemFile, ...] = ()
+) -> Host:
     """Return the facts for the policy compiler; `cgroups` is `CgroupTree.missing`, `kernel` that of
-    cells.  Raises LaunchError on a host whose /proc is not mounted: most facts are read there."""
+    cells, `system_files` those of this host if cells see them.
+
+    Raises LaunchError on a host whose /proc is not mounted: most facts are read there.
+    """
     if not os.path.exists("/proc/self/status"):
         raise LaunchError("/proc is not mounted", "mount -t proc proc /proc")
     return Host(
@@ -23,6 +28,7 @@ def probe_host(cgroups: dict[str, str], kernel: Kernel = "shared") -> Host:
         certificates=_certificates(),
         cgroups=cgroups,
         kernel=kernel,
+        system_files=system_files,
     )
 
 

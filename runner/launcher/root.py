@@ -21,6 +21,7 @@ from ..fixed_root import (
     LINKS,
     NETWORK_TEXTS,
     TERMINAL,
+    TERMINAL_LINKS,
     TERMINALS,
     TEXTS,
 )
@@ -61,7 +62,7 @@ def enter_new_root(boot: Boot) -> tuple[tuple[int, ...], Views]:
     shared_files = tuple(_mount_shared_files(do, place) for place in boot.shared)
     _write_texts(TEXTS | NETWORK_TEXTS if boot.plan.network else TEXTS)
     _write_client(boot.plan)
-    _make_links((*LINKS, *boot.links))
+    _make_links((*LINKS, *(TERMINAL_LINKS if boot.plan.terminal else ()), *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
     # allows those only while a whole /proc is mounted somewhere (mount_too_revealing).
     proc = mounts.new(do, "proc", _HARD | mounts.NOEXEC, subset="pid")

@@ -72,6 +72,10 @@ class SpawnedContainer(Spawned):
     def again(self) -> "SpawnedContainer":
         return SpawnedContainer(self.oci, self.executable, self._packages, self._rootfs)
 
+    @property
+    def shows_programs_of_the_host(self) -> bool:
+        return self._rootfs is None
+
     def sources_of(self, policy: Policy) -> dict[str, str]:
         """Return the resolved host paths of what `policy` shows of the host."""
         return {

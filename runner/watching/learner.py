@@ -4,10 +4,10 @@ import os
 
 from ...policies.languages import SHEBANG_BYTES, shebang_of
 from ...policies.learning import Lessons
-from ...policies.plan import Plan
+from ...policies.plan import Plan, Rule
 from ...policies.policy import lies_in
 from ...policies.seccomp import number_of
-from ...policies.syscalls import Rule, syscall_table
+from ...policies.syscalls import syscall_table
 from ..kernel.notifications import Notification
 from .evidence import OpenAttempt
 from .guest_memory import text_at

@@ -1,6 +1,7 @@
 """`Listener`: the supervisor's end of a cell's seccomp listener, which reports refused attempts.
 
-The cell's filter has already decided what is refused; the listener returns EPERM and records it.  A
+The cell's filter has already decided what is refused; the listener returns the plan's errno and
+records the attempt, but for calls that would change nothing: those succeed.  A
 guest that floods the listener costs little: the first attempts are noted in full, then counted per
 call, and past the limit the cell is killed.  Opening files and locking them is legitimate, so a cell
 that does it a great many times is slowed down instead.
@@ -31,6 +32,7 @@ class Listener:
     def __init__(self, descriptor: int, plan: Plan, shown: Shown, limit: int) -> None:
         self._descriptor = descriptor
         self._refusals = plan.refusals
+        self._answers = plan.answers
         self._groups = plan.groups
         self._watched = plan.watched
         self._shown = shown
@@ -97,7 +99,15 @@ class Listener:
         notifications.let_go_on(self._descriptor, notification)
 
     def _refuse(self, notification: Notification) -> None:
+        """Give the answer that the plan has for the call, and record it unless it is success."""
         number = notification.number
+        answers = self._answers.get(number, ())
+        fit = (each.errno for each in answers if each.rule.holds(notification.arguments))
+        answer = next(fit, errno.EPERM)
+        if answer == 0:
+            self._opens += 1  # a flood of these is slowed down, as that of opens is
+            notifications.succeed(self._descriptor, notification)
+            return
         call, why = self._refusals.get(number, (f"call {number}", "not on the list"))
         words: tuple[str, ...] = ()
         if self._has_room:
@@ -108,7 +118,7 @@ class Listener:
             fitting = (reason for form, reason in forms if form.holds(notification.arguments))
             why = next(fitting, why)
         self._note(notification, call, words, f"seccomp: {why}")
-        notifications.refuse(self._descriptor, notification, errno.EPERM)
+        notifications.refuse(self._descriptor, notification, answer)
 
     @property
     def _has_room(self) -> bool:

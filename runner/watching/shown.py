@@ -13,6 +13,7 @@ from ..fixed_root import (
     LINKS,
     NETWORK_TEXTS,
     TERMINAL,
+    TERMINAL_LINKS,
     TERMINALS,
     TEXTS,
 )
@@ -46,7 +47,8 @@ class Shown:
     def __init__(self, boot: Boot) -> None:
         shown = [bind.path for bind in boot.plan.binds] + list(boot.files)
         shown += [link for link, _ in boot.links] + list(boot.shared)
-        shown += [TERMINAL, TERMINALS] if boot.plan.terminal else []
+        if boot.plan.terminal:
+            shown += [TERMINAL, TERMINALS, *(link for link, _ in TERMINAL_LINKS)]
         self._parents = _parents(shown)
         self._files = _OWN_FILES | frozenset(shown) | self._parents
         self._trees = (*_OWN, *(f"{path}/" for path in shown))

@@ -12,7 +12,7 @@ from tests.conftest import policy_named
 from tests.escapes.without import errno_of, sandbox_with_plan
 
 HOST_FILES = ["/etc/shadow", "/etc/hostname", "/etc/machine-id", "/proc/kcore", "/proc/sys/kernel/core_pattern",
-              "/proc/sysrq-trigger", "/sys/kernel", "/dev/kmsg", "/dev/mem", "/dev/tty", "/var", "/root/.ssh", "/home"]  # fmt: skip
+              "/proc/sysrq-trigger", "/sys/kernel", "/dev/kmsg", "/dev/mem", "/dev/tty", "/var/log", "/root/.ssh", "/home"]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", HOST_FILES)

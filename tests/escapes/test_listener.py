@@ -26,20 +26,20 @@ ATTEMPTS = {
     ),
     "vsock": (
         errno_of("socket.socket(40, 1)", "import socket"),
-        "socket", ("AF_VSOCK", "SOCK_STREAM", "0"), errno.EPERM,
+        "socket", ("AF_VSOCK", "SOCK_STREAM", "0"), errno.EAFNOSUPPORT,
     ),
     "mount": (
         errno_of_call("mount(b'/a', b'/b', b'ext4', 7, 0)"),
         "mount", ("'/a'", "'/b'", "'ext4'", "0x7"), errno.EPERM,
     ),
     "ptrace": (errno_of_call("ptrace(16, 1, 0, 0)"), "ptrace", ("16", "1"), errno.EPERM),
-    "keyctl": (errno_of_call(by_number("keyctl", "-1, 0, 0")), "keyctl", ("-1",), errno.EPERM),
-    "bpf": (errno_of_call(by_number("bpf", "5, 0, 0")), "bpf", ("5",), errno.EPERM),
+    "keyctl": (errno_of_call(by_number("keyctl", "-1, 0, 0")), "keyctl", ("-1",), errno.ENOSYS),
+    "bpf": (errno_of_call(by_number("bpf", "5, 0, 0")), "bpf", ("5",), errno.ENOSYS),
     "unshare": (errno_of_call("unshare(0x10000000)"), "unshare", ("CLONE_NEWUSER",), errno.EPERM),
     "setns": (errno_of_call("setns(9, 0x40000000)"), "setns", ("9", "CLONE_NEWNET"), errno.EPERM),
-    "io_uring": (errno_of_call(by_number("io_uring_setup", "8, 0")), "io_uring_setup", ("8", "0x0"), errno.EPERM),
-    "own filter": (errno_of_call(by_number("seccomp", "1, 0, 0")), "seccomp", ("1", "0x0"), errno.EPERM),
-    "prctl": (errno_of_call("prctl(22, 2, 0, 0, 0)"), "prctl", ("22", "0x2"), errno.EPERM),
+    "io_uring": (errno_of_call(by_number("io_uring_setup", "8, 0")), "io_uring_setup", ("8", "0x0"), errno.ENOSYS),
+    "own filter": (errno_of_call(by_number("seccomp", "1, 0, 0")), "seccomp", ("1", "0x0"), errno.ENOSYS),
+    "prctl": (errno_of_call("prctl(22, 2, 0, 0, 0)"), "prctl", ("22", "0x2"), errno.EINVAL),
     "namespaces by clone": (
         errno_of_call(by_number("clone", "0x40000000, 0, 0, 0, 0")), "clone", ("CLONE_NEWNET",), errno.EPERM,
     ),
@@ -90,7 +90,8 @@ def test_without_the_listener_the_same_is_refused_and_not_recorded(
         assert "listener" not in sandbox.layers
         for code, _, _, number in ATTEMPTS.values():
             result = sandbox.execute(code)
-            assert (result.value, result.violations) == (number, ())
+            assert result.value in (number, errno.EPERM)  # EPERM for a form of a call
+            assert result.violations == ()
 
 
 def test_without_the_filter_nothing_is_refused_and_nothing_noted(

@@ -42,7 +42,9 @@ def test_a_dangerous_call_does_not_reach_the_kernel(
     strict: Sandbox, standard: Sandbox, call: str
 ) -> None:
     for sandbox in (strict, standard):
-        assert sandbox.execute(errno_of_call(call)).value == errno.EPERM
+        result = sandbox.execute(errno_of_call(call))
+        assert result.value in (errno.EPERM, errno.ENOSYS)
+        assert any(each.rule.startswith("seccomp: ") for each in result.violations)
 
 
 def test_without_the_filter_the_same_calls_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +67,15 @@ def test_what_is_newer_than_the_table_does_not_exist(strict: Sandbox) -> None:
 )
 def test_an_odd_socket_family_is_refused(standard: Sandbox, family: str) -> None:
     attempt = f"socket.socket(getattr(socket, '{family}', 15), socket.SOCK_RAW)"
-    assert standard.execute(errno_of(attempt, "import socket")).value == errno.EPERM
+    assert standard.execute(errno_of(attempt, "import socket")).value == errno.EAFNOSUPPORT
 
 
 def test_terminal_injection_is_refused_in_the_low_32_bits(standard: Sandbox) -> None:
     for request in (0x5412, 0x541C, 0x5412 | 1 << 32):  # TIOCSTI, TIOCLINUX (CVE-2019-10063)
         call = f"ioctl(0, ctypes.c_ulong({request}), 0)"
-        assert standard.execute(errno_of_call(call)).value == errno.EPERM
+        result = standard.execute(errno_of_call(call))
+        assert result.value == errno.EPERM
+        assert [each.syscall for each in result.violations] == ["ioctl"]
 
 
 @pytest.mark.needs("x86_64")

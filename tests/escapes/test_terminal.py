@@ -1,9 +1,9 @@
 """The terminal of a cell and those of the host: a guest reaches its own and no other."""
 
+import errno
 import fcntl
 import os
 import pty
-import termios
 from typing import Any
 
 import pytest
@@ -31,8 +31,7 @@ print({{name: ask(number) for name, number in requests.items()}})
 """
 FORBIDDEN = {
     "TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423, "TIOCCONS": 0x541D,
-    "TIOCSCTTY": 0x540E, "TIOCSWINSZ": 0x5414, "TIOCVHANGUP": 0x5437, "TIOCSPTLCK": 0x40045431,
-    "TIOCGPTN": 0x80045430, "TIOCGPTPEER": 0x5441, "TIOCSTI with a high bit": 0x5412 | 1 << 32,
+    "TIOCVHANGUP": 0x5437, "TIOCSTI with a high bit": 0x5412 | 1 << 32,
 }  # fmt: skip
 
 
@@ -40,17 +39,17 @@ def test_nothing_types_into_a_terminal_or_changes_its_kind(session: Session) -> 
     low = {name: number for name, number in FORBIDDEN.items() if number < 1 << 32}
     with session.terminal(["python3", "-c", ATTEMPT.format(requests=low)]) as terminal:
         said = eval(to_the_end(terminal))
-    assert said == dict.fromkeys(low, 1)  # EPERM
+    typing = ("TIOCSTI", "TIOCLINUX")
+    assert said == {name: errno.EPERM if name in typing else errno.ENOTTY for name in low}
     seen = [each for each in session.execute("1").violations if each.syscall == "ioctl"]
     assert sum(each.count for each in seen) >= len(low)
 
 
 def test_the_host_can_do_what_the_guest_cannot() -> None:
-    """TIOCSWINSZ and TIOCGPTN succeed without the filter."""
+    """TIOCSETD to the discipline that it has succeeds without the filter."""
     master, own = pty.openpty()
     try:
-        fcntl.ioctl(own, termios.TIOCSWINSZ, b"\\0" * 8)
-        fcntl.ioctl(master, FORBIDDEN["TIOCGPTN"], b"\\0" * 4)
+        fcntl.ioctl(own, FORBIDDEN["TIOCSETD"], bytes(4))
     finally:
         os.close(master)
         os.close(own)
@@ -113,13 +112,15 @@ def test_a_process_of_the_host_that_has_a_terminal_gives_none_to_its_cells() -> 
     assert b"own" not in seen
 
 
-def test_a_terminal_that_a_guest_opens_stays_locked(session: Session) -> None:
+def test_a_program_makes_terminals_of_its_own(session: Session) -> None:
+    """They lie in the devpts of the cell, which has at most 16."""
     result = session.execute(
-        "import os\nmaster = os.open('/dev/pts/ptmx', os.O_RDWR)\nnames = sorted(os.listdir('/dev/pts'))\n"
-        "try:\n    os.open('/dev/pts/0', os.O_RDWR)\nexcept OSError as error:\n    seen = error.errno\n"
-        "[names, seen]"
+        "import os, pty\nmaster, own = pty.openpty()\nos.write(own, b'x')\n"
+        "seen = [os.ttyname(own), os.read(master, 10).decode(), os.stat('/dev/ptmx').st_dev]\n"
+        "try:\n    more = [os.openpty() for _ in range(20)]\nexcept OSError as error:\n    seen.append(error.errno)\n"
+        "[*seen[:2], seen[2] == os.stat('/dev/pts').st_dev, seen[3]]"
     )
-    assert result.value == [["0", "ptmx"], 5]  # EIO
+    assert result.value == ["/dev/pts/0", "x", True, errno.ENOSPC]
 
 
 def test_terminals_of_two_cells_are_apart(workshop: Sandbox) -> None:

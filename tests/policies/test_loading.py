@@ -20,7 +20,7 @@ def test_what_extends_says_only_what_differs(tmp_path: Path) -> None:
     assert (policy.name, policy.limits.wall_seconds) == ("mine", 5.0)
     assert policy.processes.subprocesses
     assert policy.processes.execute == ("/usr/bin",)  # a list takes the place of a list
-    assert policy.filesystem.read == ("/usr/share",)
+    assert policy.filesystem.system_files
 
 
 def test_a_file_beside_it_may_be_extended(tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ def test_standard_widens_strict_by_programs_and_loopback_only() -> None:
     assert standard.limits == strict.limits
     assert standard.filesystem.write == ()
     assert standard.environment == {}
-    assert standard.processes.execute == ("/usr/bin", "/usr/sbin", "/usr/lib")
+    assert standard.processes.execute == ("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/share")
+    assert standard.filesystem.system_files
 
 
 def test_a_policy_file_is_loaded_by_its_path(tmp_path) -> None:
