@@ -71,7 +71,7 @@ READERS = (
         replace(f"{_BRANCHING}/layout.py", "parse", "edges != sorted(edges)", "False")),
     _is("descriptors of a branch's source", "tests/harness/test_branching.py", drop(f"{_BRANCHING}/state.py", "_require_streams", "_require_file")),
     # personal data
-    _is("values written in another way", _DETECTED, replace(f"{_PRIVACY}/scope.py", "PrivacyScope.find", "views(plain)", "()")),
+    _is("values written in another way", _DETECTED, replace(f"{_PRIVACY}/scope.py", "PrivacyScope.find", "view(plain)", "None")),
     _is("values in base64 or hexadecimal", _DETECTED,
         replace(f"{_PRIVACY}/scope.py", "PrivacyScope.find", "self._encoded_in(plain)", "()")),
     _is("values of another scope", _VALUES,
@@ -82,6 +82,8 @@ READERS = (
         replace(f"{_PRIVACY}/scope.py", "PrivacyScope.restored", "place.is_named", "True")),
     _is("share of the vault of one scope", _VALUES, replace(f"{_PRIVACY}/values.py", "ValueVault._make_room",
         "max(1, self._most * 3 // 4)", "self._most + 1")),
+    _is("guesses that a program wrote into a call", "tests/harness/privacy/test_guesses.py",
+        replace(f"{_PRIVACY}/naming.py", "CallNaming.normal", "self.written.has_guesses", "False")),
     _is("value that is cut by the end of a piece", _STREAMS,
         replace(f"{_PRIVACY}/streams.py", "StreamGuard._cut", "self._within_line(text)", "len(text)")),
 )  # fmt: skip

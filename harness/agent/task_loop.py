@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from ...policies.errors import ToolBudgetExceeded
 from ...runner.result import SandboxResult
+from ..privacy.naming import HOST, PROGRAM
 from ..runs.durable_runs import CallState, RunCall, Runs
 from ..sandbox.sandbox import Sandbox
 from .actions import ACTIONS, FINAL_ANSWER, AgentTools
@@ -88,7 +89,9 @@ class TaskLoop:
         """Ask the model, and count what it costs; with privacy, it sees tokens for personal data."""
         if privacy := self._parts.sandbox.privacy:
             scope = privacy.scope(self.run)
-            messages = [each._replace(text=scope.text(each.text)) for each in messages]
+            messages = [each._replace(text=scope.text(
+                each.text, PROGRAM if each.role == "assistant" else HOST
+            )) for each in messages]  # fmt: skip
         reply = self._model.ask(messages, sampling, schema=schema, on_text=on_text)
         with self._lock:
             self._used = replace(

@@ -99,11 +99,15 @@ def merged(found: Iterable[FoundValue], text: str) -> list[FoundValue]:
     """Return the values in order without overlaps: of nested ones the outer, of equal ones the first;
     partly overlapping ones become one value, so that no part stays."""
     kept: list[FoundValue] = []
+    grown: set[int] = set()  # of those kept; their text is read once, since many may chain
     for each in sorted(found, key=lambda one: (one.start, -one.end)):
         last = kept[-1] if kept else None
         if last is None or each.start >= last.end:
             kept.append(each)
         elif each.end > last.end:
-            whole = text[last.start : each.end]
-            kept[-1] = FoundValue(last.start, each.end, last.kind, whole.casefold())
+            kept[-1] = FoundValue(last.start, each.end, last.kind, "")
+            grown.add(len(kept) - 1)
+    for number in grown:
+        start, end = kept[number][:2]
+        kept[number] = kept[number]._replace(normal=text[start:end].casefold())
     return kept

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...policies.errors import PolicyError
+from .naming import Naming
 from .scope import PrivacyScope
 
 _Content = Mapping[str, Any] | None
@@ -22,13 +23,15 @@ class CallInputs(NamedTuple):
     arguments: tuple[str, ...]
 
 
-def tokenised_inputs(given: CallInputs, scope: PrivacyScope, *, refuse_binary: bool) -> CallInputs:
+def tokenised_inputs(
+    given: CallInputs, scope: PrivacyScope, naming: Naming, *, refuse_binary: bool
+) -> CallInputs:
     """Return inputs with tokens in place of values; raises PolicyError for content that is no text, if
     that is to be refused."""
 
     def content(name: str, value: Any) -> Any:
         if isinstance(value, str):
-            return scope.text(value)
+            return scope.text(value, naming)
         if not isinstance(value, bytes):
             return value  # invalid, which the check of the arguments says
         if refuse_binary and not _is_text(value):
@@ -36,7 +39,7 @@ def tokenised_inputs(given: CallInputs, scope: PrivacyScope, *, refuse_binary: b
                 f"{name}: is no text, and may hold personal data that a program would see",
                 'privacy.inputs = "texts" passes such content on unchanged',
             )
-        made = scope.content(value)
+        made = scope.content(value, naming)
         return type(value)(made) if made != value else value
 
     def contents(name: str, values: _Content) -> _Content:
@@ -49,18 +52,21 @@ def tokenised_inputs(given: CallInputs, scope: PrivacyScope, *, refuse_binary: b
         if not isinstance(values, Mapping):
             return values
         made = {
-            scope.text(key) if isinstance(key, str) else key: each for key, each in values.items()
+            scope.text(key, naming) if isinstance(key, str) else key: each
+            for key, each in values.items()
         }
         if len(made) < len(values):
             raise PolicyError("files: two names differ in the writing of personal data alone")
         return made
 
     return CallInputs(
-        scope.json(dict(given.inputs)).value if isinstance(given.inputs, Mapping) else given.inputs,
+        scope.json(dict(given.inputs), naming=naming).value
+        if isinstance(given.inputs, Mapping)
+        else given.inputs,
         named(contents("files", given.files)),
         content("stdin", given.stdin),
         contents("env", given.env),
-        tuple(map(scope.text, given.arguments)),
+        tuple(scope.text(each, naming) for each in given.arguments),
     )
 
 

@@ -13,6 +13,7 @@ from .contacts import EmailDetector, PhoneDetector
 from .detector import Detector
 from .hosts import SecretDetector, host_detectors
 from .inputs import CallInputs, tokenised_inputs
+from .naming import HOST, Naming
 from .national_ids import national_ids
 from .paths import path_rule
 from .scope import PrivacyScope
@@ -102,11 +103,11 @@ class Privacy:
             return self
         return Privacy(rules=both, detectors=self._more, vault=self.vault)
 
-    def inputs(self, given: CallInputs, scope: PrivacyScope) -> CallInputs:
+    def inputs(self, given: CallInputs, scope: PrivacyScope, naming: Naming = HOST) -> CallInputs:
         """Return what a program gets of a call; raises PolicyError for content that is no text."""
         if self.rules.inputs == "values":
             return given
-        return tokenised_inputs(given, scope, refuse_binary=self.rules.inputs == "tokens")
+        return tokenised_inputs(given, scope, naming, refuse_binary=self.rules.inputs == "tokens")
 
     def text(self, text: str) -> str:
         """Return a text with tokens in place of values."""

@@ -16,6 +16,7 @@ from ..text.walking import changed, spliced
 from .detector import Detector, FoundValue, merged
 from .folding import View, decoded, view
 from .known_values import KnownValue, KnownValues
+from .naming import HOST, Naming, WrittenValues, is_linked
 from .outcomes import Replaced, Restored, WithheldError
 from .paths import PlaceRule, ToolPlace, place_of
 from .tokens import is_intact, tokens_in
@@ -51,29 +52,32 @@ class PrivacyScope:
 
     # towards the model
 
-    def text(self, text: str) -> str:
+    def text(self, text: str, naming: Naming = HOST) -> str:
         """Return a text with tokens in place of values."""
-        return self.replaced_text(text).value  # type: ignore[no-any-return]
+        return self.replaced_text(text, naming).value  # type: ignore[no-any-return]
 
-    def replaced_text(self, text: str) -> Replaced:
+    def replaced_text(self, text: str, naming: Naming = HOST) -> Replaced:
         """Do what `text` does, and count."""
-        found = self.find(text)
+        found = self.find(text, naming)
         if not found:
             return Replaced(text, {})
         values = [
-            KnownValue(each.kind, each.normal, each.text or text[each.start : each.end])
+            KnownValue(
+                each.kind, naming.normal(each.normal), each.text or text[each.start : each.end]
+            )
             for each in found
         ]
         tokens = self._tokens_for(values)
         parts = [(each.start, each.end, token) for each, token in zip(found, tokens, strict=True)]
         return Replaced(spliced(text, parts), dict(Counter(each.kind for each in found)))
 
-    def find(self, text: str) -> list[FoundValue]:
+    def find(self, text: str, naming: Naming = HOST) -> list[FoundValue]:
         """Return the values in a text, in order and apart; known tokens are not looked into."""
         plain = self._without_tokens(text)
         found = [*self._found_in(plain), *self._encoded_in(plain)]
         if read := view(plain):
             found = _read_without_escapes(found, read, self._found_in(read.text))
+        found = [each for each in found if not naming.spares(each)]  # before values are merged
         return merged(found, text) if found else found
 
     def _without_tokens(self, text: str) -> str:
@@ -85,11 +89,42 @@ class PrivacyScope:
         return spliced(text, blanks) if blanks else text
 
     def _found_in(self, text: str) -> list[FoundValue]:
-        found = [each for detector in self._detectors for each in detector.find(text)]
+        return [*self._detected_in(text), *self._known_in(text)]
+
+    def _detected_in(self, text: str) -> list[FoundValue]:
+        return [each for detector in self._detectors for each in detector.find(text)]
+
+    def _known_in(self, text: str) -> list[FoundValue]:
         known = self._known_values().find(text)
-        return found + [
-            FoundValue(start, end, value.kind, value.normal) for start, end, value in known
-        ]
+        return [FoundValue(start, end, value.kind, value.normal) for start, end, value in known]
+
+    def written_in(self, arguments: Any) -> WrittenValues:
+        """Return what a program wrote in plain, or in a form that `find` reads, into arguments."""
+        guesses = False
+        words: set[tuple[str, str]] = set()
+
+        def look(text: str) -> str:
+            nonlocal guesses
+            stored = [self.vault.value_of(self.name, each.token) for each in tokens_in(text)]
+            guesses |= any(each is not None and not is_linked(each.normal) for each in stored)
+            plain = self._without_tokens(text)
+            read = view(plain)
+            forms = [plain, *([read.text] if read else ()), *(said for *_, said in decoded(plain))]
+            for form in forms:
+                found = self._detected_in(form)
+                guesses |= any(each.kind != "secret" for each in found)
+                words.update((each.kind, each.normal) for each in (*found, *self._known_in(form)))
+            return text
+
+        def leaf(each: Any, place: ToolPlace) -> Any:
+            nonlocal guesses
+            guesses |= self._kind_by_name(each, place) == "phone"
+            if isinstance(each, str | int | float) and not isinstance(each, bool):
+                look(str(each))
+            return each
+
+        changed(arguments, place_of((), "", None), leaf, look)
+        return WrittenValues(guesses, frozenset(words))
 
     def _encoded_in(self, text: str) -> Iterable[FoundValue]:
         """Yield the runs of base64 or hexadecimal whose content holds a value."""
@@ -112,14 +147,18 @@ class PrivacyScope:
             raise WithheldError(error.what) from None
         known = self._known_values()
         for each in values:
-            known.add(each)
+            if is_linked(each.normal):
+                known.add(each)
         return tokens
 
     def held_from(self, text: str) -> int:
         """Return where a known value may have begun that goes on behind the end of `text`."""
         return self._known_values().held_from(text)
 
-    def json(self, value: Any, tool: str = "", schema: Mapping[str, Any] | None = None) -> Replaced:
+    def json(
+        self, value: Any, tool: str = "", schema: Mapping[str, Any] | None = None,
+        naming: Naming = HOST,
+    ) -> Replaced:  # fmt: skip
         """Return a JSON value with tokens in place of values; `tool` and `schema` declare some.
 
         Raises WithheldError for a number that is personal data, where the schema allows no text.
@@ -127,19 +166,19 @@ class PrivacyScope:
         counts: Counter[str] = Counter()
 
         def text(each: str) -> str:
-            replaced = self.replaced_text(each)
+            replaced = self.replaced_text(each, naming)
             counts.update(replaced.counts)
             return str(replaced.value)
 
         def leaf(each: Any, place: ToolPlace) -> Any:
             if kind := place.kind or self._kind_by_name(each, place):
-                return self._declared(each, kind, place, counts)
+                return self._declared(each, kind, place, counts, naming)
             if isinstance(each, str):
                 return (
                     text(each) if not names_no_secret(place.name) else self._identifier(each, text)
                 )
-            if _has_many_digits(each) and (found := self.find(str(each))):
-                return self._declared(each, found[0].kind, place, counts)
+            if _has_many_digits(each) and (found := self.find(str(each), naming)):
+                return self._declared(each, found[0].kind, place, counts, naming)
             return each
 
         made = changed(value, place_of(self._fields, tool, schema), leaf, text)
@@ -162,7 +201,9 @@ class PrivacyScope:
         only_looks = all(each.kind == "secret" for each in self.find(value))
         return value if only_looks and not is_secret else text(value)
 
-    def _declared(self, value: Any, kind: str, place: ToolPlace, counts: Counter[str]) -> Any:
+    def _declared(
+        self, value: Any, kind: str, place: ToolPlace, counts: Counter[str], naming: Naming
+    ) -> Any:
         """Return the token of what stands at a declared place; nothing stays nothing."""
         if value is None or isinstance(value, bool) or value == "":
             return value
@@ -172,10 +213,10 @@ class PrivacyScope:
                 f"{place} is a number of the kind {kind}, and the tool's schema allows no text there"
             )
         if any(self.value(each.token) for each in tokens_in(written)):
-            return self.text(written)
+            return self.text(written, naming)
         normal = self._normal_of(written, kind) or written.casefold()
         counts[kind] += 1
-        return self._tokens_for([KnownValue(kind, normal, written)])[0]
+        return self._tokens_for([KnownValue(kind, naming.normal(normal), written)])[0]
 
     def _normal_of(self, written: str, kind: str) -> str:
         """Return the normal form of a text that is one value of that kind; empty if it is not."""
@@ -184,22 +225,23 @@ class PrivacyScope:
         found = [each for each in self.find(said) if (each.start, each.end) == whole]
         return found[0].normal if found and found[0].kind == kind else ""
 
-    def content(self, data: bytes) -> bytes:
+    def content(self, data: bytes, naming: Naming = HOST) -> bytes:
         """Return the content of a file with tokens in place of values, if it is text.
 
         Content that is neither UTF-8 nor UTF-16, but has no NUL, is read as text of eight bits.
         """
         encoding = "utf-16" if data.startswith(_MARKS) else "utf-8"
         try:
-            return self._encoded(data, encoding)
+            return self._encoded(data, encoding, naming)
         except UnicodeDecodeError:
             if b"\0" in data:
                 return data
-        return self._encoded(self._encoded(data, "utf-8", "surrogateescape"), "latin-1")
+        made = self._encoded(data, "utf-8", naming, "surrogateescape")
+        return self._encoded(made, "latin-1", naming)
 
-    def _encoded(self, data: bytes, encoding: str, errors: str = "strict") -> bytes:
+    def _encoded(self, data: bytes, encoding: str, naming: Naming, errors: str = "strict") -> bytes:
         text = data.decode(encoding, errors)
-        made = self.text(text)
+        made = self.text(text, naming)
         return data if made == text else made.encode(encoding, errors)
 
     # towards a tool, or the person
@@ -250,6 +292,15 @@ class PrivacyScope:
 
         made = changed(arguments, place_of(self._restore, tool, schema), leaf, lambda name: name)
         return Restored(made if taken else arguments, arguments, taken, dict(counts), unknown)
+
+    def own_tokens(self, values: Mapping[str, str], naming: Naming) -> dict[str, str]:
+        """Return restored values with the tokens that a naming gives them, if it gives them others."""
+        made = dict(values)
+        for text, token in values.items():
+            stored = self.vault.value_of(self.name, token)
+            if stored and (normal := naming.normal(stored.normal)) != stored.normal:
+                made[text] = self._tokens_for([stored._replace(normal=normal)])[0]
+        return made
 
     def why_unknown(self, token: str) -> str:
         """Say why a word that is written like a token has no value here."""

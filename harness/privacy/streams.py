@@ -9,6 +9,7 @@ import codecs
 import re
 
 from ..text.secrets import end_of_key, unfinished_assignment, unfinished_key
+from .naming import PROGRAM
 from .scope import PrivacyScope
 
 MOST_HELD = 4096  # characters; of a longer line the beginning is passed on
@@ -58,7 +59,9 @@ class StreamGuard:
 
     def _passed(self, text: str, end: int) -> bytes:
         self._held = text[end:]
-        return self._scope.text(text[:end]).encode("utf-8", "surrogateescape") if end else b""
+        return (
+            self._scope.text(text[:end], PROGRAM).encode("utf-8", "surrogateescape") if end else b""
+        )
 
     def _cut(self, text: str, *, is_long: bool) -> int:
         """Return where the part ends that can be passed on."""

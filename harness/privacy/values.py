@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ...policies.errors import PolicyError
 from .known_values import KnownValue
+from .naming import is_linked, plain_normal
 from .tokens import make_token
 
 MONTH_SECONDS = 30 * 86_400.0
@@ -124,11 +125,14 @@ class ValueVault:
         return stored.value if stored and stored.until > self._clock() else None
 
     def known(self, scope: str) -> Iterator[KnownValue]:
-        """Yield the values of a scope."""
+        """Yield the values of a scope that came from the host."""
         now = self._clock()
         with self._lock:
             stored = list(self._stored.values())
-        return (each.value for each in stored if each.scope == scope and each.until > now)
+        return (
+            each.value for each in stored
+            if each.scope == scope and each.until > now and is_linked(each.value.normal)
+        )  # fmt: skip
 
     def copy_scope(self, source: str, target: str) -> None:
         """Give a new scope the values of another one, under the same tokens.
@@ -204,4 +208,5 @@ def plain_form(text: str) -> str:
 
 
 def _forms(value: KnownValue) -> set[str]:
-    return {value.text, value.normal, plain_form(value.text), plain_form(value.normal)}
+    normal = plain_normal(value.normal)
+    return {value.text, normal, plain_form(value.text), plain_form(normal)}

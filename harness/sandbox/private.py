@@ -12,6 +12,7 @@ from ...policies.policy import Policy
 from ...runner.capture import OnOutput
 from ...runner.result import SandboxResult
 from ..privacy.inputs import CallInputs
+from ..privacy.naming import HOST, PROGRAM
 from ..privacy.privacy import Privacy
 from ..privacy.scope import PrivacyScope
 from ..privacy.streams import StreamGuard
@@ -66,22 +67,23 @@ def private_outcome(outcome: CommandResult, result: SandboxResult) -> CommandRes
 def model_view(value: Any, scope: PrivacyScope) -> Any:
     """Return a part of a result with tokens in place of values: every text, and files of text."""
     if isinstance(value, str):
-        return scope.text(value)
+        return scope.text(value, PROGRAM)
     if isinstance(value, bytes):
-        return scope.content(value)
+        return scope.content(value, PROGRAM)
     if isinstance(value, tuple):
         return tuple(model_view(each, scope) for each in value)
     if isinstance(value, dict | list):
-        return scope.json(value).value
+        return scope.json(value, naming=PROGRAM).value
     if isinstance(value, msgspec.Struct):
         return replace(value, **{
             name: model_view(getattr(value, name), scope) for name in value.__struct_fields__
         })  # fmt: skip
-    return scope.json(value).value if isinstance(value, int | float) else value
+    return scope.json(value, naming=PROGRAM).value if isinstance(value, int | float) else value
 
 
 class PrivateCalls:
-    """What the privacy of one sandbox does with its calls; `of` names a client with its own values."""
+    """What the privacy of one sandbox does with its calls; `of` names a client with its own values,
+    whose inputs a model writes."""
 
     def __init__(self, privacy: Privacy, of: str = "") -> None:
         self.privacy = privacy
@@ -95,14 +97,14 @@ class PrivateCalls:
         """Return the arguments of a call as a program gets them; raises PolicyError for content that
         cannot be replaced."""
         data = CallInputs(given.inputs, given.files, given.stdin, given.env, tuple(given.arguments))
-        made = self.privacy.inputs(data, self.scope(session_id))
+        made = self.privacy.inputs(data, self.scope(session_id), PROGRAM if self.of else HOST)
         return given if made is data else replace(given, **made._asdict())
 
     def command(self, given: CommandArguments, session_id: str | None) -> CommandArguments:
         """Do what `given` does, with the arguments of a command."""
         argv = (given.command,) if isinstance(given.command, str) else tuple(given.command)
         data = CallInputs(None, None, given.stdin, given.env, argv)
-        made = self.privacy.inputs(data, self.scope(session_id))
+        made = self.privacy.inputs(data, self.scope(session_id), PROGRAM if self.of else HOST)
         if made is data:
             return given
         command = made.arguments[0] if isinstance(given.command, str) else made.arguments
@@ -130,14 +132,15 @@ class PrivateCalls:
     def workspace(
         self, files: Mapping[str, bytes], session_id: str | None
     ) -> dict[str, tuple[str, bytes]]:
-        """Return the files of a named workspace as programs see them, each with its path there.
+        """Return the files of a named workspace as programs see them, each with its path there:
+        other programs may have written them.
 
         Raises PolicyError for content that cannot be replaced, as for the files of a call.
         """
         scope, made = self.scope(session_id), {}
         for path, content in files.items():
             data = CallInputs(None, {path: content}, None, None, ())
-            (each,) = (self.privacy.inputs(data, scope).files or {}).items()
+            (each,) = (self.privacy.inputs(data, scope, PROGRAM).files or {}).items()
             made[path] = each
         if len(dict(made.values())) < len(files):
             raise PolicyError("workspace: two paths differ in the writing of personal data alone")

@@ -147,7 +147,7 @@ class Broker:
             terms = self._terms_of(tool, caller.rules)
             return self._made(terms, arguments, caller, span, hits).value
         except ToolError as error:
-            private_error(caller.privacy, error)
+            private_error(caller.privacy, error, arguments)
             self._trail.record_failure(tool.spec.name, caller, span, error, hits)
             raise
 
@@ -165,7 +165,7 @@ class Broker:
                 caller.meter.count()
         except ToolBudgetExceeded as exceeded:
             error = exceeded
-        private_error(caller.privacy, error)
+        private_error(caller.privacy, error, [name, error.what])  # of what the caller wrote alone
         self._trail.record_failure(name, caller, span_of(caller.cause), error, {})
         return error
 
@@ -181,7 +181,7 @@ class Broker:
                 self._check_caller(terms, caller)
             return self._made(terms, arguments, caller, span, hits)
         except ToolError as error:
-            private_error(caller.privacy, error)  # before it is recorded
+            private_error(caller.privacy, error, [name, arguments])  # before it is recorded
             self._trail.record_failure(name, caller, span, error, hits)
             raise
 
@@ -203,8 +203,8 @@ class Broker:
         if caller.intend:
             caller.intend(spec.digest)
         private = None
-        if caller.privacy and restored:
-            private = PrivateResults(caller.privacy, restored.values)
+        if caller.privacy and restored and spec is not READ_RESULT and spec is not READ_ALL:
+            private = PrivateResults(caller.privacy, restored)
         value = self._perform(call, secrets, redaction, hits, private)
         returned = fitted = self._sanitizer.result(
             spec, value, redaction, rules.result_rows, hits, private, terms.returns

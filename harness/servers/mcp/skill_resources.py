@@ -12,6 +12,7 @@ from mcp import MCPError, types
 from msgspec import UNSET
 
 from ....policies.errors import PolicyError, SkillError
+from ...privacy.naming import PROGRAM
 from ...skills.manifest import FILE
 from ...skills.skills import SkillSet
 from ...text.hidden import line
@@ -81,7 +82,7 @@ class SkillResources:
 
 
 def _shown(services: ClientServices, text: str) -> str:
-    return services.privacy.text(text) if services.privacy else text
+    return services.privacy.text(text, PROGRAM) if services.privacy else text
 
 
 def _shown_content(

@@ -9,6 +9,7 @@ import pytest
 
 from cellwright import Privacy, ValueVault
 from cellwright.harness.privacy.detector import FoundValue
+from cellwright.harness.privacy.naming import HOST, PROGRAM, Naming
 from cellwright.harness.privacy.scope import PrivacyScope
 from cellwright.harness.privacy.streams import MOST_HELD, StreamGuard
 
@@ -21,7 +22,7 @@ TEXT = (
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 64, 1000])
 def test_chunks_give_what_the_whole_gives(size: int) -> None:
     scope = Privacy(names=["Ann Smith"]).scope()
-    whole, guard, data = scope.text(TEXT), StreamGuard(scope), TEXT.encode()
+    whole, guard, data = scope.text(TEXT, PROGRAM), StreamGuard(scope), TEXT.encode()
     parts = [guard.feed(data[place : place + size]) for place in range(0, len(data), size)]
     assert b"".join([*parts, guard.finish()]).decode() == whole
     assert whole.count("pii_") == 5
@@ -93,7 +94,10 @@ def streamed(text: str, source: random.Random, most: int) -> str:
 def test_random_chunks_of_random_texts_show_no_more_than_the_whole(seed: int) -> None:
     source = random.Random(seed)
     text = "".join(source.choices(PIECES, k=source.choice([5, 20, 60])))
-    whole, shown = fresh().text(text), streamed(text, source, source.choice([1, 5, 60, 5000]))
+    whole, shown = (
+        fresh().text(text, PROGRAM),
+        streamed(text, source, source.choice([1, 5, 60, 5000])),
+    )
     for piece in PIECES:
         if len(piece) > 6 and "lorem" not in piece:
             assert shown.count(piece) <= whole.count(piece), (piece, shown, whole)
@@ -107,7 +111,7 @@ def test_random_chunks_of_random_texts_show_no_more_than_the_whole(seed: int) ->
 def test_a_value_that_goes_on_in_the_next_line_is_held_back(text: str) -> None:
     source = random.Random(1)
     for most in (1, 10, 1000):
-        assert streamed(text, source, most) == fresh().text(text)
+        assert streamed(text, source, most) == fresh().text(text, PROGRAM)
 
 
 def test_the_rest_of_a_key_that_is_too_long_is_dropped() -> None:
@@ -130,9 +134,9 @@ def test_small_chunks_cost_no_more_looks_than_large_ones(
     """Else a guest that writes single bytes has its supervisor look at the same text for minutes."""
     looked, sound = [0], PrivacyScope.find
 
-    def find(scope: PrivacyScope, text: str) -> list[FoundValue]:
+    def find(scope: PrivacyScope, text: str, naming: Naming = HOST) -> list[FoundValue]:
         looked[0] += len(text)
-        return sound(scope, text)
+        return sound(scope, text, naming)
 
     monkeypatch.setattr(PrivacyScope, "find", find)
     guard, total = StreamGuard(fresh()), len(begins)

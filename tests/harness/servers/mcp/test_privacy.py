@@ -128,4 +128,7 @@ def test_clients_have_tokens_of_their_own() -> None:
         assert other.privacy is not None
         token = one.privacy.text(MAIL)
         assert other.privacy.reveal(token) == token
-        assert one.sandbox.execute("mail", inputs={"mail": MAIL}).value == token
+        told = one.sandbox.execute("mail", inputs={"mail": MAIL}).value
+        assert one.privacy.reveal(told) == MAIL
+        assert told != token  # a model wrote the input: it must not learn which value equals it
+        assert other.privacy.reveal(told) == told
