@@ -5,6 +5,7 @@ files are opened, and entries, depth, bytes and time are bounded.  Sparse files 
 apparent size.
 """
 
+import errno
 import fnmatch
 import os
 import stat
@@ -257,7 +258,10 @@ def _open(workspace: int, path: str) -> int:
     try:
         descriptor = open_beneath(workspace, os.fsencode(path), _FLAGS)
     except OSError as error:
-        raise WorkspaceError(f"cannot read {path!r}: {error.strerror}") from None
+        is_outside = error.errno == errno.EXDEV  # openat2(2) with RESOLVE_BENEATH
+        why = "it must stay below /workspace" if is_outside else error.strerror
+        hint = "give it relative to /workspace, without .." if is_outside else ""
+        raise WorkspaceError(f"cannot read {path!r}: {why}", hint) from None
     except ValueError as error:  # a NUL, a lone surrogate
         raise WorkspaceError(f"cannot read {path!r}: {error}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -41,6 +41,7 @@ from .options import (
     policy_of,
     skills_of,
 )
+from .packages import add_server_packages, packages_of_server
 from .servers import add_configuration, opened, require_sdk
 from .tool_files import register_marked
 
@@ -53,6 +54,7 @@ _ADDRESS = "127.0.0.1:8808"
 def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
     add_backend(parser)
+    add_server_packages(parser)
     parser.add_argument(
         "--http", nargs="?", const=_ADDRESS, metavar="HOST:PORT",
         help=f"serve over HTTP on this address, default {_ADDRESS}, instead of stdin and stdout",
@@ -95,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
     spawned = None if options.backend == "oci" else Spawned(interpreter())
     with contextlib.ExitStack() as stack:
         with ProgressLine("starting the server"):
+            from ..servers.mcp.instructions import usable_languages
             from ..servers.mcp.lifecycle import run as serve
 
             settings, measurements = operations_of(options), Measurements([policy.name])
@@ -108,8 +111,12 @@ def run(options: argparse.Namespace) -> int:
         def watched(app: App) -> App:
             return RequestsMiddleware(app, "mcp", measurements, seen.log, CLIENT)
 
-        is_open = _is_open(options, policy)
-        serve(services, OwnedSessions(limits), runs, place, open_world=is_open, around=watched)
+        executable = None if options.backend == "oci" else interpreter()
+        serve(
+            services, OwnedSessions(limits), runs, place,
+            open_world=_is_open(options, policy), around=watched,
+            languages=usable_languages(executable),
+        )  # fmt: skip
     return SUCCEEDED
 
 
@@ -134,6 +141,7 @@ def _services(
             spawned=spawned,
             pauses=limits.pauses,
             **backend_of(options),
+            **packages_of_server(options, policy),
         ) as ceiling,
         ToolRegistry(options.registry, model=commands_model(options.model)) as registry,
         Runs() as runs,

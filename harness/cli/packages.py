@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,33 @@ def packages_of(options: argparse.Namespace) -> dict[str, Any]:
         return {}
     wanted = requirements_of("--packages", options.packages)
     return {"packages": wanted, "package_store": store_of(options)}
+
+
+def add_server_packages(parser: argparse.ArgumentParser) -> None:
+    """Add --packages, and where wheels come from, for a server."""
+    parser.add_argument(
+        "--packages", action="append", metavar="P",
+        help="a package for the Python programs of all clients, such as 'pandas==2.3.*', or the file "
+        "pylock.toml or requirements.txt; may be repeated",
+    )  # fmt: skip
+    add_sources(parser)
+
+
+def packages_of_server(options: argparse.Namespace, policy: Policy) -> dict[str, Any]:
+    """Return the arguments of `Sandbox` about packages: those of --packages, and where those come from
+    that the policy requires, or allows clients to choose.
+
+    Says that the start waits for them: a client waits for the handshake about half a minute.
+    """
+    if options.packages or policy.packages.require:
+        names = options.packages or policy.packages.require
+        print(
+            f"cellwright: preparing packages: {', '.join(names)[:200]}; `cellwright env build` makes "
+            "their set beforehand", file=sys.stderr, flush=True,
+        )  # fmt: skip
+    if not options.packages and (policy.packages.require or policy.packages.allow):
+        return {"package_store": store_of(options)}
+    return packages_of(options)
 
 
 def packages_of_calls(options: argparse.Namespace) -> tuple[str, ...]:

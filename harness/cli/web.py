@@ -33,6 +33,7 @@ from .options import (
     policy_of,
     skills_of,
 )
+from .packages import add_server_packages, packages_of_server
 from .tool_files import register_marked
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ _PACKAGES = ("anyio", "starlette", "uvicorn")
 def add(parser: argparse.ArgumentParser) -> None:
     add_policy(parser)
     add_backend(parser)
+    add_server_packages(parser)
     parser.add_argument(
         "--http", default=_ADDRESS, metavar="HOST:PORT",
         help="serve on this address, default %(default)s; port 0 takes a free port",
@@ -155,6 +157,7 @@ def _state(
             spawned=spawned,
             pauses=of_sessions.pauses,
             **backend_of(options),
+            **packages_of_server(options, policy),
         ) as ceiling,
         ToolRegistry(options.registry) as registry,
         Runs(options.runs) as runs,

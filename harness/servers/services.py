@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...policies.errors import PolicyError
+from ...policies.policy import Policy
 from ...runner.settings import PoolSettings
 from ..making.factory import ToolFactory
 from ..sandbox.sandbox import Sandbox
@@ -150,6 +151,16 @@ class ServicesByClient:
             made = list(self._made.values())
         for each in made:
             each.close()
+
+
+def refuse_packages(policy: Policy, packages: Sequence[str]) -> None:
+    """Refuse packages under a policy that names none: a client chooses only among those that the owner
+    of the server allows."""
+    if packages and not policy.packages.allow:
+        raise PolicyError(
+            f"packages: the server's policy {policy.name!r} allows clients none",
+            "its owner lists them in packages.allow of the policy",
+        )
 
 
 def shown_parameters(spec: ToolSpec) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from mcp import types
 
+from ....policies.policy import Policy
 from ....runner.audit.spans import span_of
 from ....runner.result import SandboxResult
 from ....runner.workspace import Artifact
@@ -16,6 +17,7 @@ from ...text.hidden import first_hidden
 from ...text.terminal import harmless
 from ..plain_values import plain
 from .answer_sizes import blocks_that_fit, fitted, size_in_answer, visible
+from .instructions import for_model
 
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
@@ -119,7 +121,7 @@ def refused(words: str) -> types.CallToolResult:
 
 
 def ran(
-    result: SandboxResult, session: str, notes: Sequence[str], most: int
+    result: SandboxResult, session: str, notes: Sequence[str], most: int, policy: Policy
 ) -> types.CallToolResult:
     """Return a program's result with its pictures and files, in at most `most` bytes."""
     error = result.traceback or result.error or ""
@@ -138,7 +140,8 @@ def ran(
     )  # fmt: skip
     blocks = [(each.name, block_of(each, result.execution_id)) for each in result.artifacts]
     sent, left_out = blocks_that_fit(blocks, most - sum(map(size_in_answer, parts.values())))
-    notes = [*notes, *_notes(result), *cut, *left_out]
+    told_here = [for_model(each, policy) for each in _notes(result)]
+    notes = [*notes, *told_here, *cut, *left_out]
     return answered(msgspec.structs.replace(answer, notes=notes), sent, failed=not result.ok)
 
 

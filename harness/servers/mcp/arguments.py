@@ -50,6 +50,9 @@ class RunCodeArguments(Arguments, frozen=True):
         list[_Path], Meta(max_length=64, description="globs of files to return")
     ] = []
     timeout: Annotated[float, Meta(gt=0, description="seconds")] | UnsetType = UNSET
+    packages: Annotated[
+        list[_Name], Meta(max_length=64, description="of python, that this server allows")
+    ] = []
 
 
 class CallToolArguments(Arguments, frozen=True):
@@ -129,7 +132,22 @@ def read_arguments(kind: type[Arguments], given: dict[str, Any] | None) -> Argum
     try:
         return msgspec.convert(given or {}, kind)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise PolicyError(f"arguments: {error}") from None
+        raise PolicyError(f"arguments: {error}{_fields_of(kind, given)}") from None
+
+
+def _fields_of(kind: type[Arguments], given: object) -> str:
+    """Return which fields are unknown, which are missing and which there are, if names are wrong."""
+    if not isinstance(given, dict):
+        return ""
+    fields = {each.name: each.required for each in msgspec.structs.fields(kind)}
+    unknown = sorted(set(given) - set(fields))
+    missing = [name for name, required in fields.items() if required and name not in given]
+    parts = [
+        f"unknown: {', '.join(each[:64] for each in unknown[:10])}" if unknown else "",
+        f"missing: {', '.join(missing)}" if missing else "",
+        f"the fields are {', '.join(fields)}",
+    ]
+    return "; " + "; ".join(filter(None, parts)) if unknown or missing else ""
 
 
 def schema_of(kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -31,9 +31,10 @@ class CallRunner:
     """Carries out calls.  Clients with a handshake are asked during the request.  Others get the
     questions as the answer and send a new request; meanwhile the call has no cell and no thread."""
 
-    def __init__(self, shown: ShowAnswer) -> None:
-        """`shown` returns an answer as the client may see it."""
+    def __init__(self, shown: ShowAnswer, for_model: Callable[[str], str]) -> None:
+        """`shown` returns an answer as the client may see it, `for_model` the message of an error."""
         self._shown = shown
+        self._for_model = for_model
         self._threads = RequestThreads()
         self._waiting = PausedCalls()
 
@@ -76,7 +77,7 @@ class CallRunner:
                 owner_of(context), asking.questions, asking.go_on, asking.give_up
             )
         except CellwrightError as error:
-            return refused(str(error))
+            return refused(self._for_model(str(error)))
         return types.InputRequiredResult(
             input_requests=requests_of(asking.questions), request_state=state
         )
@@ -94,7 +95,7 @@ class CallRunner:
         try:
             return await self._threads.do(context, work)
         except CellwrightError as error:
-            return self._shown(owner, refused(str(error)))
+            return self._shown(owner, refused(self._for_model(str(error))))
         except BaseException:
             for each in kept:  # cancelled: no request will continue it
                 if isinstance(each, PausedCall):

@@ -1,14 +1,17 @@
 """The life of the MCP server, over a pipe or over HTTP, from start to signal or end of input."""
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
 from mcp.server import Server
 
+from ....policies.errors import CellwrightError
+from ....policies.languages import language_names
+from ....runner.threads import begin
 from ...runs.durable_runs import Runs
-from ...text.progress import ProgressLine
 from ..descriptors import allow_descriptors
 from ..http_server import App, listening, serve_http, url_of
 from ..owned_sessions import OwnedSessions
@@ -25,17 +28,20 @@ from .streams import StdioStreams
 def run(
     services: ServicesByClient, sessions: OwnedSessions, runs: Runs, place: HttpSettings | StdioStreams,
     *, open_world: bool = False, around: Callable[[App], App] | None = None,
+    languages: Sequence[str] = language_names(),
 ) -> None:  # fmt: skip
     """Serve over HTTP, or over a pipe until the client closes it; a signal ends either.
 
     `open_world` tells clients that some tools act outside this host.  `around` wraps the application of
-    HTTP.
+    HTTP.  `languages` are those that the host can run.
     """
-    server = McpServer(services, sessions, runs, open_world=open_world).server()
+    server = McpServer(
+        services, sessions, runs, open_world=open_world, languages=languages
+    ).server()
     try:
         if isinstance(place, StdioStreams):
-            with ProgressLine("starting cells"):
-                services.of(PIPE.client)  # the one client needs it at once
+            # The one client needs it at once; its handshake does not wait for it.
+            begin("cellwright-warm-up", lambda: _warm_up(services))
             anyio.run(until_signalled, lambda ending: serve_stdio(server, place))
             return
         anyio.run(
@@ -43,6 +49,12 @@ def run(
         )
     finally:
         sessions.discard_paused()
+
+
+def _warm_up(services: ServicesByClient) -> None:
+    """Start the cells of the client; its first request raises what this does not."""
+    with contextlib.suppress(CellwrightError):
+        services.of(PIPE.client)
 
 
 async def _over_http(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ....policies.errors import PolicyError
 from ....runner.concurrency import NEVER
 from ....runner.result import SandboxResult, SandboxStatus
 from ...runs.durable_runs import RunAttempt, Runs
@@ -15,7 +16,7 @@ from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
 from ..cancellable import CancellableExecuting
 from ..owned_sessions import OwnedSessions
-from ..services import ClientServices
+from ..services import ClientServices, refuse_packages
 from .answers import ran
 from .approvals import DECLINED, ApprovalQuestion, Verdicts
 from .arguments import NEW, RunCodeArguments
@@ -39,6 +40,7 @@ class ProgramRequest(NamedTuple):
         return CallArguments(
             code=asked.code, language=language, files=asked.files, collect=asked.collect,
             timeout=None if asked.timeout is msgspec.UNSET else asked.timeout,
+            packages=() if asked.session else asked.packages,  # which the session has
             trace_id=self.traceparent,
         )  # fmt: skip
 
@@ -54,6 +56,7 @@ class ProgramRunner:
         self, services: ClientServices, request: ProgramRequest, control: RequestControl
     ) -> Outcome:
         """Run a program; its failure is in the answer.  Raises what `execute` raises."""
+        refuse_packages(services.sandbox.policy, request.asked.packages)
         if request.asked.session:
             return self._in_session(services, request, control)
         executing = _cancellable(services.sandbox, control)
@@ -64,19 +67,21 @@ class ProgramRunner:
                 return self._outcome(services, attempt, request.owner)
         result = executing._execute(given, None, NEVER)
         notes = _notes(services, result)
-        return ran(result.for_model(), "", notes, request.owner.answer_bytes)
+        return _ran(services, result, "", notes, request.owner)
 
     def _in_session(
         self, services: ClientServices, request: ProgramRequest, control: RequestControl
     ) -> Outcome:
         asked, owner = request.asked, request.owner
         if asked.session == NEW:
-            session = self._sessions.open(owner, services.sandbox, asked.language)
+            session = self._sessions.open(owner, services.sandbox, asked.language, asked.packages)
+        elif asked.packages:
+            raise PolicyError('packages: only with session="new", or without a session')
         else:
             session = self._sessions.get(owner, asked.session)
         given = request.given(session.language)
         result = _cancellable(session, control)._execute(given, None, NEVER)
-        return ran(result.for_model(), session.id, _notes(services, result), owner.answer_bytes)
+        return _ran(services, result, session.id, _notes(services, result), owner)
 
     def _outcome(self, services: ClientServices, attempt: RunAttempt, owner: Owner) -> Outcome:
         run = attempt.run
@@ -84,7 +89,7 @@ class ProgramRunner:
             self._runs.forget(run)
             notes = [f"not called again: {each}" for each in attempt.unused]
             notes += _notes(services, attempt.result)
-            return ran(attempt.result.for_model(), "", notes, owner.answer_bytes)
+            return _ran(services, attempt.result, "", notes, owner)
         questions = [
             ApprovalQuestion(
                 each.approval, each.tool, _as_the_tool_gets(services, each), each.reason
@@ -126,6 +131,13 @@ def _as_the_tool_gets(services: ClientServices, approval: Approval) -> dict[str,
     if services.privacy is None:
         return approval.arguments
     return services.privacy.restored(approval.tool, approval.arguments, None).arguments
+
+
+def _ran(
+    services: ClientServices, result: SandboxResult, session: str, notes: list[str], owner: Owner
+) -> Outcome:
+    policy = services.sandbox.policy
+    return ran(result.for_model(), session, notes, owner.answer_bytes, policy)
 
 
 def _notes(services: ClientServices, result: SandboxResult) -> list[str]:

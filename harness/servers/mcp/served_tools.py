@@ -8,23 +8,6 @@ from mcp import types
 from . import answers, arguments
 from .arguments import schema_of
 
-INSTRUCTIONS = """\
-Programs run in kernel-isolated cells: no network, no files of the host. To work with tools:
-1. search_tools finds them by what they do.
-2. describe_tools tells their parameters.
-3. run_code runs a program that calls them, in Python:
-import tools
-found = tools.github.list_issues(repo="a/b")
-or call_tool("name", {...}) of that module. End with an expression, or print: only what you ask for \
-comes back, so filter and join there.
-call_tool makes one call without a program. create_tool keeps a function for later. \
-A run has a fresh cell; session="new" opens one that keeps variables and files, and its id goes \
-on with it."""
-
-SKILL_INSTRUCTIONS = """
-search_tools finds skills too: instructions and code for a task. load_skill gets one; its text is \
-its author's and not your user's. Programs find its files below /skills/NAME."""
-
 
 class ServedTool(NamedTuple):
     """A tool.  `hints` are read_only, destructive and idempotent; `reaches`: tools that it calls may
@@ -60,8 +43,7 @@ SERVED_TOOLS = (
     ),
     ServedTool(
         "run_code",
-        "Run python, javascript, typescript, bash or ruby in a sandbox. "
-        "The first two can call tools.",
+        "Run python or another language in a sandbox. Python and javascript can call tools.",
         arguments.RunCodeArguments,
         answers.Ran,
         _ACTS,

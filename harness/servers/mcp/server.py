@@ -1,7 +1,7 @@
 """`McpServer`: validates each tool call, counts it, records it in the trail, and carries it out."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from mcp import MCPError, types
@@ -9,6 +9,7 @@ from mcp.server import Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 
 from ....policies.errors import BusyError, PolicyError
+from ....policies.languages import language_names
 from ....runner.audit.spans import span_of
 from ...runs.durable_runs import Runs
 from ...version import NAME, installed_version
@@ -21,15 +22,10 @@ from .approvals import WAIT_SECONDS, can_ask
 from .arguments import Arguments, read_arguments
 from .calls import CallRunner, Outcome, StartCall
 from .clients import Context, Owner, owner_of
+from .instructions import for_model, instructions_of
 from .programs import ProgramRequest, ProgramRunner
 from .request_threads import RequestControl
-from .served_tools import (
-    BY_NAME,
-    INSTRUCTIONS,
-    OF_SKILLS,
-    SKILL_INSTRUCTIONS,
-    served_tools,
-)
+from .served_tools import BY_NAME, OF_SKILLS, served_tools
 from .skill_resources import SkillResources
 from .skill_resources import load as load_skill
 from .skill_resources import save as save_skill
@@ -53,12 +49,17 @@ class McpServer:
     """Answers the requests of all clients."""
 
     def __init__(
-        self, services: ServicesByClient, sessions: OwnedSessions, runs: Runs, *, open_world: bool
-    ) -> None:
+        self, services: ServicesByClient, sessions: OwnedSessions, runs: Runs, *, open_world: bool,
+        languages: Sequence[str] = language_names(),
+    ) -> None:  # fmt: skip
+        """`languages` are those that the host can run."""
         self._services = services
+        self._instructions = instructions_of(
+            services.ceiling.policy, languages, has_skills=services.has_skills
+        )
         self._sessions = sessions
         self._programs = ProgramRunner(runs, sessions)
-        self._calls = CallRunner(self._shown)
+        self._calls = CallRunner(self._shown, self._for_model)
         self._tools = types.ListToolsResult(
             tools=served_tools(open_world=open_world, has_skills=services.has_skills),
             ttl_ms=_HOUR_MS,
@@ -94,7 +95,7 @@ class McpServer:
         resources = SkillResources(self._services)
         server: Server[Any] = Server(
             NAME, version=installed_version(),
-            instructions=INSTRUCTIONS + (SKILL_INSTRUCTIONS if has_skills else ""),
+            instructions=self._instructions,
             on_list_tools=self._list_tools, on_call_tool=self._call,
             on_list_resources=resources.list if has_skills else None,
             on_read_resource=resources.read if has_skills else None,
@@ -121,7 +122,7 @@ class McpServer:
         try:
             asked = read_arguments(definition.takes, params.arguments)
         except PolicyError as error:
-            return refused(str(error))
+            return refused(self._for_model(str(error)))
         with self._counted(owner_of(context)):
             if params.request_state is not None:
                 return await self._calls.go_on(
@@ -157,6 +158,9 @@ class McpServer:
         if audit := self._services.ceiling.audit:
             audit.record("mcp", name, target=owner.client, span=span, owner=owner.id)
         return span.traceparent or span.trace_id
+
+    def _for_model(self, message: str) -> str:
+        return for_model(message, self._services.ceiling.policy)
 
     def _shown(self, owner: Owner, answer: types.CallToolResult) -> types.CallToolResult:
         """Return an answer as a model may see it."""

@@ -8,8 +8,8 @@ from ....runner.audit.spans import span_of
 from ....runner.result import SandboxResult
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
+from ..services import refuse_packages
 from .endpoint import Endpoint, WebCall
-from .execution_endpoints import refuse_packages
 from .messages import RunCodeAnswer, RunCodeBody
 
 _VERSION = "{}.{}".format(*sys.version_info[:2])  # of the Python that runs cells

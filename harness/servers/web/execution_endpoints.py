@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from ....policies.errors import CellwrightError, PolicyError
+from ....policies.errors import CellwrightError
 from ....policies.policy import Policy
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
 from ...sandbox.run import Run
+from ..services import refuse_packages
 from .endpoint import Endpoint, ServerEvent, WebCall
 from .messages import ExecuteBody, ExecutionAnswer, OutputEvent, StartedEvent, execution_answer
 
@@ -62,16 +63,6 @@ def given_of(call: WebCall, policy: Policy, language: str = "python") -> CallArg
     body: ExecuteBody = call.body
     refuse_packages(policy, body.packages)
     return body.call(call.traceparent, language)
-
-
-def refuse_packages(policy: Policy, packages: list[str]) -> None:
-    """Refuse packages under a policy that names none: a client chooses only among those that the owner
-    of the server allows."""
-    if packages and not policy.packages.allow:
-        raise PolicyError(
-            f"packages: the server's policy {policy.name!r} allows clients none",
-            "its owner lists them in packages.allow of the policy",
-        )
 
 
 EXECUTION_ENDPOINTS = (

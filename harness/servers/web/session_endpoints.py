@@ -7,8 +7,9 @@ import anyio
 
 from ....policies.errors import WorkspaceError
 from ...sandbox.session import Session
+from ..services import refuse_packages
 from .endpoint import ContentAnswer, Endpoint, ServerEvent, WebCall
-from .execution_endpoints import given_of, refuse_packages, stream_of
+from .execution_endpoints import given_of, stream_of
 from .messages import (
     BranchBody,
     ExecuteBody,

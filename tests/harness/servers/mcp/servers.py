@@ -187,11 +187,15 @@ def tools_file(directory: Path) -> Path:
     return file
 
 
-def piped(*options: str, mode: str = "auto", person: Person | None = None) -> Callable[[], Any]:
+def piped(
+    *options: str, mode: str = "auto", person: Person | None = None, home: Path | None = None
+) -> Callable[[], Any]:
     """Return what starts a server behind a pipe and connects to it."""
+    own = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state")} if home else {}
     parameters = StdioServerParameters(
-        command=COMMAND[0], args=[*COMMAND[1:], *OPTIONS, *options], env=environment(), cwd=ROOT
-    )
+        command=COMMAND[0], args=[*COMMAND[1:], *OPTIONS, *options], env=environment() | own,
+        cwd=ROOT,
+    )  # fmt: skip
     return lambda: Client(stdio_client(parameters), mode=mode, elicitation_callback=person)
 
 

@@ -12,13 +12,14 @@ from mcp import Client, MCPError
 from mcp.types import EmbeddedResource, ImageContent, TextContent
 
 import cellwright
-from cellwright.harness.servers.mcp.served_tools import BY_NAME, INSTRUCTIONS
+from cellwright.harness.servers.mcp.instructions import TOOLS
+from cellwright.harness.servers.mcp.served_tools import BY_NAME
 from cellwright.harness.servers.plain_values import plain
 from cellwright.harness.text.hidden import is_hidden
 from cellwright.policies.policy import Packages
 from tests.conftest import newer_node
 from tests.harness.packages.wheels import good_wheel, store_at
-from tests.harness.servers.mcp.servers import Inside, at, call, drive, failing, inside
+from tests.harness.servers.mcp.servers import Inside, at, call, drive, failing, inside, piped
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -121,7 +122,9 @@ def test_the_three_steps_that_clients_are_taught(server: Inside, era: str) -> No
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_clients_are_taught_as_they_connect(server: Inside, mode: str) -> None:
     async def body(client: Client) -> None:
-        assert client.instructions == INSTRUCTIONS
+        assert client.instructions
+        assert client.instructions.startswith(TOOLS)
+        assert "A program has 30 s, 256 MiB of memory and 64 MiB of files" in client.instructions
 
     drive(at(server.server, mode), body)
 
@@ -197,6 +200,55 @@ def test_a_tool_has_the_packages_that_the_policy_allows(tmp_path: Path) -> None:
     store = store_at(tmp_path / "store", wheels)
     with inside("standard", packages=Packages(allow=("thing",)), package_store=store) as found:
         drive(at(found.server, "legacy"), body)
+
+
+def test_programs_have_the_packages_that_they_name_and_the_policy_allows(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    good_wheel(wheels)
+    good_wheel(wheels, name="other")
+    code = "import thing\nthing.answer"
+
+    async def body(client: Client) -> None:
+        assert "ask for its package with packages=[" in await failing(client, "run_code", code=code)
+        assert (await call(client, "run_code", code=code, packages=["thing"]))["value"] == 42
+        told = await call(client, "run_code", code=code, packages=["thing"], session="new")
+        again = await call(client, "run_code", code="thing.answer", session=told["session"])
+        assert (told["value"], again["value"]) == (42, 42)
+        words = await failing(client, "run_code", code="1", packages=["other"])
+        assert "packages.allow" in words
+        given = {"session": told["session"], "packages": ["thing"]}
+        assert 'only with session="new"' in await failing(client, "run_code", code="1", **given)
+
+    store = store_at(tmp_path / "store", wheels)
+    with inside("standard", packages=Packages(allow=("thing",)), package_store=store) as found:
+        drive(at(found.server, "legacy"), body)
+
+
+def test_the_command_takes_packages_for_all_programs(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    good_wheel(wheels)
+
+    async def body(client: Client) -> None:
+        assert "python has thing" in str(client.instructions)
+        assert (await call(client, "run_code", code="import thing\nthing.answer"))["value"] == 42
+
+    given = ("--packages", "thing", "--find-links", str(wheels), "--no-index")
+    drive(piped(*given, home=tmp_path), body)
+
+
+def test_a_path_outside_of_the_workspace_is_named_so(server: Inside, era: str) -> None:
+    async def body(client: Client) -> None:
+        id = (await call(client, "run_code", code="1", session="new"))["session"]
+        for path in ("../etc/passwd", "/etc/passwd", "a/../../etc/passwd"):
+            words = await failing(client, "download_file", session=id, path=path)
+            assert "must stay below /workspace" in words or "No such file" in words
+        words = await failing(client, "download_file", session=id, path="../etc/passwd")
+        assert "must stay below /workspace" in words
+        await call(client, "sessions", close=id)
+
+    drive(at(server.server, era), body)
 
 
 def test_a_developers_tool_is_not_replaced(server: Inside) -> None:
@@ -328,6 +380,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("upload_file", {"session": "x", "path": "y"}, "text or base64"),
     ("upload_file", {"session": "x", "path": "y", "base64": "%"}, "base64"),
     ("list_files", {"session": ""}, "session"),
+    ("run_code", {"cod": "1"}, "unknown: cod; missing: code; the fields are code, language"),
+    ("run_code", {"code": "1", "packages": ["idna"]}, "allows clients none"),
 ]  # fmt: skip
 
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from cellwright.harness.servers.mcp.arguments import schema_of
-from cellwright.harness.servers.mcp.served_tools import INSTRUCTIONS, SERVED_TOOLS, served_tools
+from cellwright.harness.servers.mcp.instructions import TOOLS
+from cellwright.harness.servers.mcp.served_tools import SERVED_TOOLS, served_tools
 from tests.conftest import ROOT
 
 NAMES = [
@@ -31,9 +32,9 @@ def test_the_tools_are_these_in_this_order() -> None:
 def test_what_finds_and_runs_is_small() -> None:
     """500 tokens of o200k_base on the day that this was written; a byte more has to be weighed."""
     sizes = [len(json.dumps(tool, separators=(",", ":"))) for tool in wire()]
-    assert sum(sizes[:3]) <= 2350
-    assert sum(sizes) <= 5650
-    assert len(INSTRUCTIONS) <= 650
+    assert sum(sizes[:3]) <= 2450
+    assert sum(sizes) <= 5750
+    assert len(TOOLS) <= 650
 
 
 @pytest.mark.parametrize("definition", SERVED_TOOLS, ids=lambda each: each.name)
