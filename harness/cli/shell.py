@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import termios
+import time
 import tty
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -16,7 +17,7 @@ from typing import NoReturn
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ..sandbox.terminal import Terminal
-from ..text.escape_sequences import TerminalFilter
+from ..text.escape_sequences import TerminalFilter, TerminalQuestions
 from .options import AUDIT_HELP, add_backend, add_policy, add_skills
 from .packages import add_packages, packages_of_calls
 from .sandbox import add_connect, sandbox_of
@@ -25,6 +26,7 @@ _PROFILE = "workshop"
 _INPUT, _OUTPUT = 0, 1
 _CHUNK = 65536
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_ANSWER_SECONDS = 1.0  # for which answers of the terminal are waited for before others read from it
 _NO_STATUS = {"timeout": None, "memory": None, "review": False}
 
 
@@ -76,7 +78,8 @@ class _Relay:
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
-        self._filter = TerminalFilter()
+        self._questions = TerminalQuestions()
+        self._filter = TerminalFilter(self._questions)
         self._typed = b""
 
     def run(self) -> None:
@@ -84,7 +87,7 @@ class _Relay:
 
         The person's terminal is restored on every way out but SIGKILL.
         """
-        with _signals() as woken, _Keyboard(self._filter) as keyboard:
+        with _signals() as woken, _Keyboard(self._filter, self._await_answers) as keyboard:
             poll = select.poll()
             for descriptor in (woken, self._terminal.fileno()):
                 poll.register(descriptor, select.POLLIN)
@@ -116,8 +119,18 @@ class _Relay:
             data = os.read(_INPUT, _CHUNK)
         except OSError:  # EIO: it has hung up
             return False
+        self._questions.read(data)
         self._typed += data
         return bool(data)
+
+    def _await_answers(self) -> None:
+        """Take the answers to the questions of the guest: the next program would read them as typed."""
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        poll = select.poll()
+        poll.register(_INPUT, select.POLLIN)
+        while self._questions and (left := deadline - time.monotonic()) > 0:
+            if poll.poll(1000 * left) and not self._take():
+                return
 
     def _type(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -141,8 +154,8 @@ class _Keyboard:
     does not do, for that key goes to the cell too, but kill(1) and `fg` do; and the next program.
     """
 
-    def __init__(self, passed: TerminalFilter) -> None:
-        self._filter = passed
+    def __init__(self, passed: TerminalFilter, await_answers: Callable[[], None]) -> None:
+        self._filter, self._await_answers = passed, await_answers
         _in_foreground(lambda: termios.tcdrain(_INPUT))  # the modes of a shell are not ours to keep
         self._before = termios.tcgetattr(_INPUT)
 
@@ -153,6 +166,7 @@ class _Keyboard:
     def __exit__(self, *_: object) -> None:
         """Restore the terminal and drop what nobody has read."""
         with contextlib.suppress(OSError, termios.error):  # it has hung up
+            self._await_answers()
             termios.tcsetattr(_INPUT, termios.TCSAFLUSH, self._before)
             _write(self._filter.restore())
 

@@ -7,6 +7,8 @@ also every error, is executed in a cell.
 """
 
 import contextlib
+import os
+import shlex
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,7 @@ class MontyEvaluator:
             "max_suspensions": 1,
         }
         self._lock = threading.Lock()
+        self._starter = _silent(_program())
         self._pool: Monty | None = None
         self._is_closed = False
 
@@ -83,11 +86,14 @@ class MontyEvaluator:
     def close(self) -> None:
         """End the workers."""
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
             with contextlib.suppress(*self._errors):
                 pool.__exit__(None, None, None)
+        os.close(self._starter)
 
     def _workers(self) -> "Monty":
         with self._lock:
@@ -95,8 +101,23 @@ class MontyEvaluator:
                 raise RuntimeError("closed")
             if self._pool is None:
                 pool = self._made(
+                    binary_path=f"/proc/{os.getpid()}/fd/{self._starter}",
                     min_processes=1, max_processes=_WORKERS, checkout_timeout=_WAIT_SECONDS,
                     request_timeout=_WORKER_SECONDS, max_checkouts_per_worker=_CALLS_PER_WORKER,
                 )  # fmt: skip
                 self._pool = pool.__enter__()
             return self._pool
+
+
+def _program() -> str:
+    from pydantic_monty._binary import find_monty_binary
+
+    return find_monty_binary()
+
+
+def _silent(program: str) -> int:
+    """Return a descriptor of a script that starts a worker without standard error, to which the worker
+    would write of every expression that needs too much memory; it inherits that of this process."""
+    script = os.memfd_create("cellwright-monty", os.MFD_CLOEXEC)
+    os.write(script, f'#!/bin/sh\nexec env -i {shlex.quote(program)} "$@" 2>/dev/null\n'.encode())
+    return script

@@ -28,6 +28,11 @@ _METHODS = frozenset((
     "count", "endswith", "find", "get", "join", "lower", "lstrip", "replace", "rstrip", "split",
     "startswith", "strip", "upper",
 ))  # fmt: skip
+# With positions (`find(text, start)`) an evaluator may answer otherwise at the ends of a text.
+_WITHOUT_POSITIONS = frozenset(("count", "endswith", "find", "startswith"))
+_MOST_BITS = (
+    20_000  # by which powers and shifts can lengthen a number, all of an expression together
+)
 # CPython 3.12 sums floats more exactly than 3.11; powers and remainders are the C library's.
 _WITHOUT_FLOATS = (ast.Pow, ast.Mod, ast.FloorDiv)
 _BUILTINS_WITHOUT_FLOATS = frozenset(("sum", "divmod"))
@@ -73,6 +78,7 @@ class _ExpressionReader:
         self._used: set[str] = set()
         self._bound: set[str] = set()
         self._called: set[str] = set()
+        self._bits = 1
         # Nodes whose users were read, since ast.walk begins there: iterators, and functions of calls.
         self._used_up: set[int] = set()
         self._callees: set[int] = set()
@@ -104,6 +110,8 @@ class _ExpressionReader:
                 return True  # of a call, which was looked at
             case ast.BinOp(op=ast.Div()):
                 self._has_floats = True
+            case ast.BinOp(op=ast.Pow() | ast.LShift(), right=right) if not self._takes_size(right):
+                return False
             case ast.BinOp(op=op) if isinstance(op, _WITHOUT_FLOATS):
                 self._has_remainders |= isinstance(op, ast.Mod)
                 self._has_powers = True
@@ -125,6 +133,18 @@ class _ExpressionReader:
             return False
         return not self._has_floats or not (self._has_powers or calls & _BUILTINS_WITHOUT_FLOATS)
 
+    def _takes_size(self, right: ast.expr) -> bool:
+        """Tell whether a power or shift has a constant for its size, and all together are small.
+
+        A negative power makes a float of whole numbers; a large one takes long, in one step that no
+        evaluator interrupts.
+        """
+        match right:
+            case ast.Constant(value=int(size)) if 0 <= size <= _MOST_BITS:
+                self._bits *= max(1, size)
+                return self._bits <= _MOST_BITS
+        return False
+
     def _takes_call(self, node: ast.Call) -> bool:
         self._callees.add(id(node.func))
         match node.func:
@@ -140,6 +160,8 @@ class _ExpressionReader:
                 return not names or (name == "sorted" and names == {"reverse"})
             case ast.Attribute(attr=attr, value=value):
                 is_text = isinstance(value, ast.Constant | ast.Name | ast.Call | ast.Subscript)
+                if attr in _WITHOUT_POSITIONS and len(node.args) != 1:
+                    return False
                 return attr in _METHODS and is_text and not node.keywords
         return False
 

@@ -100,7 +100,7 @@ def test_a_signal_ends_it_and_the_terminal_is_as_it_was(number: signal.Signals) 
         os.kill(typing.process.pid, number)
         assert typing.end() == 128 + number
         assert typing.is_restored()
-        assert typing.seen.endswith(b"\x1b[?25h")
+        assert typing.seen.endswith(b"\x1b[?25h\x0f\x1b(B\x1b[m")
 
 
 def test_the_death_of_the_cell_ends_it_and_the_terminal_is_as_it_was() -> None:
@@ -129,11 +129,34 @@ def test_programs_find_the_packages_of_the_policy(tmp_path: Path) -> None:
         assert typing.end() == 0
 
 
-def test_escape_sequences_that_are_answered_do_not_arrive() -> None:
-    line = r"printf 'a\033[6n\033]52;c;eA==\007b\033[31mc'"
+def test_escape_sequences_that_are_answered_by_a_text_do_not_arrive() -> None:
+    line = r"printf 'a\033[21t\033]52;c;eA==\007b\033[31mc'"
     with person("--", "sh", "-c", line) as typing:
         typing.until(b"ab\x1b[31mc")
         assert typing.end() == 0
+
+
+def test_a_program_asks_the_terminal_and_gets_the_answers() -> None:
+    code = (
+        "import os, tty; tty.setraw(0); os.write(1, b'\\x1b]11;?\\x07\\x1b[6n'); got = b''\n"
+        "while not got.endswith(b'R'): got += os.read(0, 99)\n"
+        "os.write(1, repr(got).encode())"
+    )
+    with person("--", "python3", "-c", code) as typing:
+        typing.until(b"\x1b]11;?\x07\x1b[6n")
+        typing.type(b"\x1b]11;rgb:0000/0000/0000\x07\x1b[7;9R")
+        typing.until(rb"b'\x1b]11;rgb:0000/0000/0000\x07\x1b[7;9R'")
+        assert typing.end() == 0
+
+
+def test_an_answer_does_not_arrive_after_the_program_that_asked() -> None:
+    with person("--", "sh", "-c", r"printf '\033[6nasked'") as typing:
+        typing.until(b"asked")
+        typing.type(b"\x1b[1;1R")  # now or while it waits for this
+        assert typing.end() == 0
+        assert typing.is_restored()
+        typing.type(b"next\n")
+        assert os.read(typing._own, 100) == b"next\n"
 
 
 def test_without_a_terminal_it_refuses() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.harness.text.escape_sequences import TerminalFilter
+from cellwright.harness.text.escape_sequences import TerminalFilter, TerminalQuestions
 
 PASSED = {
     "text": b"a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80",
@@ -70,7 +70,74 @@ def test_modes_are_restored() -> None:
     passed = TerminalFilter()
     assert passed.restore() == b"\x0f\x1b(B\x1b[m"
     passed.feed(b"\x1b[?1049h\x1b[?25l\x1b[?2004h\x1b[?2004l")
-    assert passed.restore() == b"\x0f\x1b(B\x1b[m\x1b[?1049l\x1b[?25h"
+    assert passed.restore() == b"\x1b[?1049l\x1b[?25h\x0f\x1b(B\x1b[m"
+
+
+UNDONE = {
+    "insert mode": (b"\x1b[4h", b"\x1b[4l"), "scrolling region": (b"\x1b[2;9r", b"\x1b7\x1b[r\x1b8"),
+    "keypad": (b"\x1b=", b"\x1b>"), "G1": (b"\x1b)0\x0e", b"\x1b)B"), "no tab stops": (b"\x1b[3g", b"\x1b[?5W"),
+    "a tab stop": (b"\x1bH", b"\x1b[?5W"), "shape": (b"\x1b[4 q", b"\x1b[0 q"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("done", "undone"), UNDONE.values(), ids=UNDONE)
+def test_settings_of_a_terminal_are_undone(done: bytes, undone: bytes) -> None:
+    passed = TerminalFilter()
+    assert passed.feed(done) == done
+    assert passed.restore() == undone + b"\x0f\x1b(B\x1b[m"
+    passed = TerminalFilter()
+    passed.feed(b"\x1b[5;1H\x1b[4l\x1b>\x1b)B")  # moving is no setting
+    assert undone not in passed.restore() or undone in (b"\x1b)B",)
+
+
+def test_a_number_of_any_length_is_no_mode() -> None:
+    assert TerminalFilter().feed(b"\x1b[?" + b"9" * 5000 + b"ha\x1b[?00000001hb") == b"ab"
+
+
+QUESTIONS = [
+    b"\x1b[c",
+    b"\x1b[0c",
+    b"\x1b[>c",
+    b"\x1b[>0c",
+    b"\x1b[5n",
+    b"\x1b[6n",
+    b"\x1b]10;?\x07",
+    b"\x1b]11;?\x1b\\",
+]
+ANSWERS = [b"\x1b[?62;22c", b"\x1b[?1c", b"\x1b[>0;10;1c", b"\x1b[>1c", b"\x1b[0n", b"\x1b[24;80R",
+           b"\x1b]10;rgb:ffff/0000/1111\x07", b"\x1b]11;rgb:0/0/0\x1b\\"]  # fmt: skip
+
+
+def test_questions_with_harmless_answers_are_passed_on_and_answered() -> None:
+    asked = TerminalQuestions()
+    passed = TerminalFilter(asked)
+    for question, answer in zip(QUESTIONS, ANSWERS, strict=True):
+        assert b"".join(passed.feed(bytes([each])) for each in question) == question
+        assert asked
+        for each in b"typed" + answer:
+            assert asked
+            asked.read(bytes([each]))
+        assert not asked
+    for data in DROPPED.values():
+        fresh = TerminalFilter(TerminalQuestions()).feed(data)
+        for question in QUESTIONS:
+            fresh = fresh.replace(question, b"")
+        assert fresh == b""
+
+
+def test_an_answer_ends_the_questions_before_it_and_many_questions_are_not_asked() -> None:
+    asked = TerminalQuestions()
+    passed = TerminalFilter(asked)
+    passed.feed(b"\x1b]10;?\x07\x1b]11;?\x07\x1b[c\x1b[6n")
+    asked.read(b"\x1b[?6c")  # this terminal knows no colours
+    assert asked
+    asked.read(b"\x1b[1;1R")
+    assert not asked
+    assert passed.feed(b"\x1b[6n" * 1000) == b"\x1b[6n" * 64
+    for _ in range(64):
+        assert asked
+        asked.read(b"\x1b[1;1R")
+    assert not asked
 
 
 @given(st.binary())
