@@ -405,9 +405,10 @@ class Sandbox(Executing):
         self, policy: Policy, pool: PoolSettings, tools: "Offered | None" = None,
         sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
         rules: "Rules | None" = None, skills: "Skills | None" = None, private_to: str = "",
+        python: str | None = None,
     ) -> "Sandbox":  # fmt: skip
-        """Return a sandbox of another policy with the same interpreter, cgroups, uid, source checks and
-        trail.
+        """Return a sandbox of another policy with the same interpreter, unless `python` names another,
+        and the same cgroups, uid, source checks and trail.
 
         `rules` are for source checks, where this sandbox has no `blocked_imports` or
         `blocked_builtins` of its own.  Personal data is that of this sandbox, or only of the client
@@ -423,7 +424,9 @@ class Sandbox(Executing):
         other = Sandbox(
             policy=policy, pool=pool, audit=self.audit or False, tools=tools, skills=skills,
             sessions=sessions, privacy=self.privacy,
-            python=given.python, runtime=given.runtime, backend=given.backend, rootfs=given.rootfs,
+            python=given.python if python is None else python,
+            runtime=given.runtime if python is None else None,
+            backend=given.backend, rootfs=given.rootfs,
             cgroup_root=given.cgroup_root, user=given.user,
             blocked_imports=imports, blocked_builtins=builtins, package_store=given.package_store,
             pauses=given.pauses,

@@ -20,6 +20,7 @@ from .tokens import CLIENT, GONE, Tokens
 MIB = 1024 * 1024
 # A proxy and this server could each read another one.
 _ONCE = (b"authorization", b"host", b"origin")
+_MOST_HEADERS = 100  # as most servers and proxies have it
 
 
 class AccessLimits(NamedTuple):
@@ -58,7 +59,10 @@ class AccessMiddleware:
             await self._app(scope, receive, send)  # lifespan; there are no websockets
             return
         client = self._tokens.client_of(header(scope, b"authorization"))
-        if _has_two_lengths(scope):
+        if len(scope["headers"]) > _MOST_HEADERS:
+            refusal = Response(f"more than {_MOST_HEADERS} headers\n", 431)
+            await refusal(scope, receive, send)
+        elif _has_two_lengths(scope):
             close = {"Connection": "close"}
             refusal = Response("both content-length and transfer-encoding\n", 400, close)
             await refusal(scope, receive, send)

@@ -81,6 +81,7 @@ class ServicesByClient:
         self._pool = PoolSettings(size=_CELLS, running=running)
         self._lock = threading.Lock()
         self._made: dict[str, ClientServices] = {}
+        self._others: dict[tuple[str, str], Sandbox] = {}  # by client and version of Python
         self._closed = False
 
     @property
@@ -101,6 +102,22 @@ class ServicesByClient:
             if client not in self._made:
                 self._made[client] = self._make(client)
             return self._made[client]
+
+    def sandbox_of(self, client: str, python: str = "") -> Sandbox:
+        """Return a client's sandbox, or its one for another version of Python that this host has;
+        raises LaunchError, Unavailable."""
+        own = self.of(client)
+        if not python:
+            return own.sandbox
+        with self._lock:
+            if self._closed:
+                raise PolicyError("the server is shutting down")
+            if (client, python) not in self._others:
+                self._others[client, python] = self.ceiling.sibling(
+                    self.ceiling.policy, self._pool._replace(size=1), own.broker,
+                    self._limits.settings, private_to=f"{self._server} {client}", python=python,
+                )  # fmt: skip
+            return self._others[client, python]
 
     def made(self) -> tuple[ClientServices, ...]:
         """Return the services of the clients that have sent a request."""
@@ -140,6 +157,7 @@ class ServicesByClient:
         with self._lock:
             sandboxes = [] if self._closed else [self.ceiling]
             sandboxes += [each.sandbox for each in self._made.values() if not self._closed]
+            sandboxes += [each for each in self._others.values() if not self._closed]
         for sandbox in sandboxes:
             policy = measurements.known_policy(sandbox.policy.name)
             yield from readings_of(policy, sandbox._state())
@@ -148,7 +166,9 @@ class ServicesByClient:
         """End the running programs of all clients."""
         with self._lock:
             self._closed = True
-            made = list(self._made.values())
+            made, others = list(self._made.values()), list(self._others.values())
+        for sandbox in others:
+            sandbox.close()
         for each in made:
             each.close()
 

@@ -14,9 +14,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.responses import Response
 
 from ....policies.errors import BusyError
-from ..http_access import AccessLimits, AccessMiddleware, header, own_origins, read_ahead
+from ..http_access import AccessLimits, AccessMiddleware, header, read_ahead
 from ..http_server import App, Message, Receive, Scope, Send
 from ..tokens import CLIENT, GONE, Tokens
+from ..web.site_checks import SiteChecks
 from .clients import owner_id
 from .conversations import IDLE_SECONDS, MOST, ClientConversation, Conversations
 from .stdio import LINE_BYTES
@@ -40,7 +41,6 @@ class ConversationMiddleware:
             await self._app(scope, receive, send)
             return
         scope["user"] = _user(scope[CLIENT])
-        scope["headers"] = _without_own_origin(scope["headers"])
         with contextlib.ExitStack() as used:
             try:
                 conversation = used.enter_context(self._used(scope))
@@ -119,18 +119,6 @@ def _user(client: str) -> AuthenticatedUser:
     return AuthenticatedUser(AccessToken(token="", client_id=client, scopes=[]))
 
 
-def _without_own_origin(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Leave out an Origin that equals the host and port that the request was sent to.
-
-    Such a request is from our own page.  The Host itself is checked after this, so a foreign name that
-    resolves to us (DNS rebinding) gains nothing.
-    """
-    given = dict(headers)
-    if given.get(b"origin") not in own_origins(given):
-        return headers
-    return [each for each in headers if each[0] != b"origin"]
-
-
 def app_of(
     server: Server[Any], tokens: Tokens, hosts: Sequence[str], origins: Sequence[str],
     on_end: Callable[[str], None],
@@ -141,11 +129,10 @@ def app_of(
         streamable_http_path=PATH, max_request_body_size=LINE_BYTES,
         max_sessions=MOST, session_idle_timeout=IDLE_SECONDS,
         event_store=KeptEvents(), retry_interval=RETRY_MILLISECONDS,
-        transport_security=TransportSecuritySettings(
-            allowed_hosts=[*hosts, *(f"{host}:*" for host in hosts)], allowed_origins=list(origins)
-        ),
+        # SiteChecks does it: the SDK's own takes a name with anything behind a colon for its port.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )  # fmt: skip
     conversations = Conversations(lambda client, id: on_end(owner_id(client, id)))
-    return AccessMiddleware(
-        ConversationMiddleware(app, conversations), tokens, _LIMITS, [_SESSION, _VERSION]
-    )
+    once = [_SESSION, _VERSION]
+    known = AccessMiddleware(ConversationMiddleware(app, conversations), tokens, _LIMITS, once)
+    return SiteChecks(known, hosts, origins)

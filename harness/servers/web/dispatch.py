@@ -3,15 +3,17 @@
 The work of a request ends with its client: once the client has disconnected, its cell is killed.
 """
 
-import functools
+import json
 import logging
 import math
 import re
 import urllib.parse
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import anyio
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -34,6 +36,7 @@ from .sending import PiecewiseResponse
 from .state import WebState
 
 _JSON, _PROBLEM = "application/json", "application/problem+json"
+_UTF8 = "charset=utf-8"  # a proxy could read another one as other text
 _HEADERS = {
     "cache-control": "no-store", "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
@@ -42,6 +45,7 @@ _HEADERS = {
 _KEY = re.compile(r"[!-~]{1,255}")
 _TRACE_CHARACTERS = 256
 _AT_ONCE, _AT_ONCE_OF_ONE = 64, 32  # threads for requests that execute nothing
+_DECODED_AT_ONCE = 64 * 1024  # bytes of JSON, by the event loop itself
 _LOG = logging.getLogger(__name__)
 
 
@@ -79,10 +83,17 @@ class Dispatcher:
         with HeldAmount(self._answer_bytes, client) as answer_bytes:
             call = WebCall(
                 client, self._state, scope["path_params"], _query(endpoint, scope),
-                _decoded(endpoint, scope, data), -1,
+                await self._body(client, partial(_decoded, endpoint, scope, data), len(data)), -1,
                 header(scope, b"traceparent")[:_TRACE_CHARACTERS], answer_bytes,
             )  # fmt: skip
             await self._answer_call(endpoint, call, data, scope, receive, send)
+
+    async def _body(self, client: str, decode: Callable[[], Any], length: int) -> Any:
+        """Return a decoded body; a thread decodes a long one, so that other requests go on."""
+        if length <= _DECODED_AT_ONCE:
+            return decode()
+        async with self._turns.turn(client):
+            return await anyio.to_thread.run_sync(decode, limiter=anyio.CapacityLimiter(1))
 
     async def _answer_call(
         self, endpoint: Endpoint, call: WebCall, data: bytes, scope: Scope, receive: Receive,
@@ -94,8 +105,8 @@ class Dispatcher:
             with self._counted(endpoint, call.client):
                 await send_events(endpoint.stream(call), self._state.limits, scope, receive, send)
             return
-        until = functools.partial(_until_gone, scope, receive)
-        perform = functools.partial(self._perform, endpoint, call, until)
+        until = partial(_until_gone, scope, receive)
+        perform = partial(self._perform, endpoint, call, until)
         if key:
             place = (endpoint.method, scope["path"], key)
             answer = await self._kept.answer(call.client, place, data, perform)
@@ -108,7 +119,7 @@ class Dispatcher:
         self, endpoint: Endpoint, call: WebCall, until: Callable[[], Awaitable[None]]
     ) -> Response:
         """Have a thread carry out a request; return the answer, also if it failed."""
-        work = functools.partial(_work, endpoint, call)
+        work = partial(_work, endpoint, call)
         try:
             with self._counted(endpoint, call.client):
                 if endpoint.executes:
@@ -216,16 +227,30 @@ def _decoded(endpoint: Endpoint, scope: Scope, data: bytes) -> Any:
         if data:
             raise RequestRefused(400, "invalid", "this request has no body")
         return None
-    kind = header(scope, b"content-type").partition(";")[0].strip().lower()
+    kind, *parameters = header(scope, b"content-type").lower().replace(" ", "").split(";")
     if kind != _JSON:  # a form of a foreign page cannot send this one
         raise RequestRefused(415, "invalid", f"Content-Type: must be {_JSON}, got {kind[:64]!r}")
+    if any(each.replace('"', "") not in ("", _UTF8) for each in parameters):
+        raise RequestRefused(415, "invalid", f"Content-Type: only {_UTF8} may follow {_JSON}")
     return _checked(lambda: _decoded_json(endpoint.takes, data), "body")
 
 
 def _decoded_json(takes: Any, data: bytes) -> Any:
     refuse_large_json(data)
     refuse_deep_json(data)
-    return msgspec.json.decode(data, type=takes)
+    decoded = msgspec.json.decode(data, type=takes)
+    # numbers stay text: int() refuses one of more than 4,300 digits by another error
+    json.loads(data, object_pairs_hook=_refuse_duplicate_keys, parse_int=str, parse_float=str)
+    return decoded
+
+
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> None:
+    """Raise msgspec.ValidationError for an object with the same key twice: a proxy could have read the
+    other value."""
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise msgspec.ValidationError(f"duplicate key {twice[:64]!r}")
 
 
 def _query(endpoint: Endpoint, scope: Scope) -> Any:

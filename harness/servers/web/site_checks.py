@@ -14,7 +14,11 @@ from ..http_server import App, Receive, Scope, Send
 
 _PORT = re.compile(r":[0-9]{1,5}\Z")
 _FOREIGN = ("cross-site", "same-site")  # of Sec-Fetch-Site; same-site is another port, too
-_METHODS, _HEADERS = "GET, POST, PUT, DELETE", "authorization, content-type, idempotency-key"
+_METHODS = "GET, POST, PUT, DELETE"
+_HEADERS = (
+    "authorization, content-type, idempotency-key, last-event-id, mcp-protocol-version, "
+    "mcp-session-id"
+)
 _PREFLIGHT_SECONDS = "600"
 
 
@@ -74,7 +78,10 @@ def _readable_by(origin: bytes, send: Send) -> Send:
 
     async def with_header(message: Scope) -> None:
         if message["type"] == "http.response.start":
-            allowed = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+            allowed = [
+                (b"access-control-allow-origin", origin), (b"vary", b"origin"),
+                (b"access-control-expose-headers", b"mcp-session-id"),
+            ]  # fmt: skip
             message = {**message, "headers": [*message.get("headers", ()), *allowed]}
         await send(message)
 

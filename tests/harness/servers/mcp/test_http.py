@@ -110,6 +110,14 @@ UNWELCOME: dict[str, tuple[dict[str, str], int]] = {
     ),
     "another name of ours": ({"Authorization": BEARER, "Host": "evil.example"}, 421),
     "and a port": ({"Authorization": BEARER, "Host": "evil.example:8808"}, 421),
+    "another name behind the port": (
+        {"Authorization": BEARER, "Host": "127.0.0.1:8808.evil.example"},
+        421,
+    ),
+    "a picture in a foreign page": (
+        {"Authorization": BEARER, "Sec-Fetch-Site": "cross-site"},
+        403,
+    ),
     "a name that begins so": ({"Authorization": BEARER, "Host": "localhost.evil.example"}, 421),
 }
 

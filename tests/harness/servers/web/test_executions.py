@@ -85,6 +85,30 @@ def test_an_invalid_program_is_a_problem(
     assert (problem["status"], words in problem["detail"]) == (status, True), answer.text
 
 
+@pytest.mark.parametrize(
+    ("data", "kind", "status"),
+    [
+        (b'{"code": "1"}', "application/json; charset=utf-8", 200),
+        (b'{"code": "1"}', 'Application/JSON;charset="UTF-8"', 200),
+        (b'{"code": "1"}', "application/json; charset=utf-7", 415),
+        (b'{"code": "1", "code": "2"}', "application/json", 400),
+        (b'{"code": "1", "files": {"a": "1", "\\u0061": "2"}}', "application/json", 400),
+        (b'{"code": "%s", "code": "2"}' % (b"#" * 100_000), "application/json", 400),
+        (b'{"code": "\xff"}', "application/json", 400),
+    ],
+)
+def test_a_body_has_one_meaning(web: Web, data: bytes, kind: str, status: int) -> None:
+    headers = {"Content-Type": kind}
+    answer = web.ask("POST", "/v1/executions", content=data, headers=headers)
+    assert answer.status_code == status, answer.text
+
+
+def test_a_request_with_many_headers_is_refused(web: Web) -> None:
+    assert web.ask("GET", "/v1/server", headers={f"x-{n}": "1" for n in range(80)}).is_success
+    answer = web.ask("GET", "/v1/server", headers={f"x-{n}": "1" for n in range(200)})
+    assert answer.status_code == 431
+
+
 def test_a_form_of_a_page_is_refused(web: Web) -> None:
     answer = web.ask(
         "POST", "/v1/executions", content=b'{"code": "1"}', headers={"Content-Type": "text/plain"}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from cellwright.harness.sandbox.pythons import pythons
 from tests.harness.servers.web.web_servers import ANN, BOB, EVE, PAID, Web, good
 
 pytestmark = pytest.mark.needs("userns")
@@ -145,11 +146,21 @@ def test_only_success_has_the_exit_code_0(web: Web, code: str, status: int, word
     assert (answer["exitCode"], words in answer["stderr"]) == (status, True), answer
 
 
-@pytest.mark.parametrize("runtime", ["python:2.7", "cobol:1", "sh:5"])
+@pytest.mark.parametrize(
+    "runtime", ["python:2.7", "python:3.10", "cobol:1", "sh:5", "python:/bin/sh", "python:"]
+)
 def test_another_version_of_a_language_is_refused(web: Web, runtime: str) -> None:
     answer = web.ask("POST", "/v1/run-code", json={"code": "1", "runtime": runtime})
     assert answer.status_code == 422
-    assert "leave the version out" in answer.json()["hint"]
+    hint = answer.json()["hint"]
+    assert hint == "leave it out" if "python" not in runtime else "this server has python:3" in hint
+
+
+def test_a_version_that_the_library_can_run_is_run(web: Web) -> None:
+    for each in {f"{at.version[0]}.{at.version[1]}" for at in pythons() if None not in at.packages}:
+        code = "import sys; print(*sys.version_info[:2], sep='.')"
+        given = {"code": code, "runtime": f"python:{each}", "sessionId": "versions"}
+        assert web.post("/v1/run-code", given)["stdout"] == f"{each}\n"
 
 
 # Tools
