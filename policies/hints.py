@@ -53,8 +53,8 @@ _PACKAGES = {
     "yaml": "pyyaml",
 }
 _MEMORY = (
-    "memory was at its limit: limits.memory_bytes of the policy is higher with --memory "
-    "(max_memory_mb=), and counts the files of /workspace and /tmp too"
+    "memory was at its limit, which counts the files of /workspace and /tmp too: raise "
+    "limits.memory_bytes of the policy, or --memory (max_memory_mb=)"
 )
 _PROCESSES = (
     "the program reached limits.processes of the policy, which counts its threads, and two processes "

@@ -185,20 +185,28 @@ def _charts(finished: Finished) -> tuple[Chart, ...]:
     data = next((content for mime, content in finished.pictures if mime == CHARTS), b"")
     if not data:
         return ()
-    names = tuple(
-        f"picture-{number}.png" if mime == "image/png" and content else ""
-        for number, (mime, content) in enumerate(finished.pictures, 1)
-    )
-    return charts_of(data, names)
+    return charts_of(data, _picture_names(finished))
 
 
 def _pictures(finished: Finished) -> tuple[Artifact, ...]:
     """Return the guest's pictures under names of ours; empty ones and unknown types are dropped."""
+    names = _picture_names(finished)
     return tuple(
-        Artifact(f"picture-{number}.{_SUFFIXES[mime]}", mime, content)
-        for number, (mime, content) in enumerate(finished.pictures, 1)
-        if content and mime in _SUFFIXES
+        Artifact(name, mime, content)
+        for name, (mime, content) in zip(names, finished.pictures, strict=True)
+        if name
     )
+
+
+def _picture_names(finished: Finished) -> tuple[str, ...]:
+    """Return the name of each picture, empty for one that is dropped.  Images are counted apart from
+    HTML and Markdown, which a reader may leave out, so that neither kind has gaps."""
+    counts, names = {True: 0, False: 0}, []
+    for mime, content in finished.pictures:
+        is_image, is_kept = mime.startswith("image/"), bool(content and mime in _SUFFIXES)
+        counts[is_image] += is_kept
+        names.append(f"picture-{counts[is_image]}.{_SUFFIXES[mime]}" if is_kept else "")
+    return tuple(names)
 
 
 def _value(finished: Finished, limit: int) -> Any:

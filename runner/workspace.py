@@ -51,6 +51,10 @@ class Artifact(msgspec.Struct, frozen=True):
     mime: str
     data: bytes
 
+    def __repr__(self) -> str:
+        """Return one line without the content, which may have megabytes."""
+        return f"Artifact(name={self.name!r}, mime={self.mime!r}, {len(self.data):,} bytes)"
+
 
 class Uncollected(msgspec.Struct, frozen=True):
     """A file that `collect` matched and that is not among the artifacts, and `why`.

@@ -14,7 +14,8 @@ _OUTPUT_CLOSED = 128 + signal.SIGPIPE
 # For `cellwright help exit-codes`, the manual page, and the table of harness/cli/README.md.
 EXIT_CODES = {
     "0": "the program succeeded, or the command did what it was asked to",
-    "1": "the program failed, or a check found something, such as a change of an audit trail",
+    "1": "the program failed, `--collect` left something out, or a check found something, such as a "
+    "change of an audit trail",
     "2": "wrong usage: an unknown command or option, an invalid policy or value, a missing extra, or "
     "a name of something that is not there: a file, a set of packages, an interpreter, a runtime",
     "70": "the sandbox failed, no daemon answers, a check of `cellwright doctor` failed, or the output "

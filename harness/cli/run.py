@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_NAMED = 3  # files that are lost
+
+
 def add(parser: Parser) -> None:
     parser.takes_arguments = True
     parser.usage = "%(prog)s [OPTION]... (FILE | -c CODE) [-- ARGUMENT...]"
@@ -168,7 +171,36 @@ def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> 
         _say_what_is_missing(result)
     if options.output or not as_json:  # JSON has the content of the artifacts
         _write_artifacts(result, options)
-    return SUCCEEDED if result.ok and _is_workspace_saved(result) else FAILED
+    if result.ok and not (as_json or options.workspace):
+        _name_lost_files(result)
+    is_complete = not options.collect or (result.artifacts and not result.uncollected)
+    is_saved = _is_workspace_saved(result)
+    return SUCCEEDED if result.ok and is_saved and is_complete else FAILED
+
+
+def _name_lost_files(result: SandboxResult) -> None:
+    """Name the files that are gone with the cell, since no --collect matches them."""
+    told = {each.name for each in result.artifacts} | {each.path for each in result.uncollected}
+    lost = [
+        each for each in result.files
+        if each.path not in told and not any(map(_is_by_the_way, each.path.split("/")))
+    ]  # fmt: skip
+    if not lost:
+        return
+    shown = [f"{harmless(each.path)} ({each.size_bytes:,} bytes)" for each in lost[:_NAMED]]
+    more = f" and {len(lost) - _NAMED:,} more" if len(lost) > _NAMED else ""
+    import shlex  # seldom needed
+
+    pattern = harmless(shlex.quote(lost[0].path)) if len(lost) == 1 else "GLOB"
+    print(
+        f"cellwright: not kept: {', '.join(shown)}{more}; --collect {pattern} copies files to --output",
+        file=sys.stderr,
+    )
+
+
+def _is_by_the_way(part: str) -> bool:
+    """Tell whether a part of a path is one that programs leave without being asked to."""
+    return part.startswith(".") or part == "__pycache__"
 
 
 def _say_what_is_missing(result: SandboxResult) -> None:

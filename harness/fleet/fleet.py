@@ -134,8 +134,8 @@ class Fleet(Closing):
         inputs: Mapping[str, Any] | None = None,
         files: Mapping[str, FileContent] | None = None, env: Mapping[str, str] | None = None,
         timeout: float | None = None, collect: Sequence[str] = (), trace_id: str | None = None,
-        plain: bool = False, arguments: Sequence[str] = (), packages: Sequence[str] = (),
-        requirements: Sequence[str] = (),
+        plain: bool = False, arguments: Sequence[str] = (), filename: str | None = None,
+        packages: Sequence[str] = (), requirements: Sequence[str] = (),
     ) -> SandboxResult:  # fmt: skip
         """Run a program in a fresh cell of some node, and return its result.
 
@@ -156,8 +156,8 @@ class Fleet(Closing):
         inputs: Mapping[str, Any] | None = None,
         files: Mapping[str, FileContent] | None = None, env: Mapping[str, str] | None = None,
         timeout: float | None = None, collect: Sequence[str] = (), trace_id: str | None = None,
-        plain: bool = False, arguments: Sequence[str] = (), packages: Sequence[str] = (),
-        requirements: Sequence[str] = (),
+        plain: bool = False, arguments: Sequence[str] = (), filename: str | None = None,
+        packages: Sequence[str] = (), requirements: Sequence[str] = (),
     ) -> Iterator[SandboxResult | CellwrightError]:  # fmt: skip
         """Run programs, and yield the result of each once, in their order.
 

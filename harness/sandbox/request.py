@@ -215,7 +215,11 @@ def _check_together(files: tuple[InputFile, ...], limit: int) -> None:
         raise PolicyError(f"files: {len(files)} files, at most {MAX_FILES} are possible")
     check_tree({file.path for file in files})
     if sum(len(file.data) for file in files) > limit:
-        raise PolicyError(f"files: together larger than the workspace, which has {limit} bytes")
+        raise PolicyError(
+            f"files: together larger than the workspace, which has {limit} bytes",
+            "raise limits.workspace_bytes of the policy (workspace_mb=), or show files without a copy: "
+            "filesystem.read (allowed_paths=)",
+        )
 
 
 def check_tree(names: Collection[str]) -> None:

@@ -158,10 +158,10 @@ def test_each_chart_names_its_picture(sandbox: Sandbox) -> None:
     )
     result = drawn(sandbox, code)
     assert [each.name for each in result.artifacts] == [
-        "picture-1.html", "picture-2.png", "picture-3.png",
+        "picture-1.html", "picture-1.png", "picture-2.png",
     ]  # fmt: skip
     assert [(each.title, each.picture) for each in result.charts] == [
-        ("1", "picture-2.png"), ("2", "picture-2.png"), ("3", "picture-3.png"),
+        ("1", "picture-1.png"), ("2", "picture-1.png"), ("3", "picture-2.png"),
     ]  # fmt: skip
 
 

@@ -179,12 +179,37 @@ def test_json_writes_files_only_where_it_is_told_to(tmp_path: Path) -> None:
     assert not (ROOT / "cellwright-output").exists()
 
 
+@pytest.mark.parametrize(
+    ("paths", "told"),
+    [
+        (["result.csv"], "result.csv (3 bytes); --collect result.csv copies files to --output"),
+        (["a b"], "a b (3 bytes); --collect 'a b' copies files to --output"),
+        (list("abcde"), "a (3 bytes), b (3 bytes), c (3 bytes) and 2 more; --collect GLOB copies"),
+        ([".cache/x", "__pycache__/y.pyc"], ""),
+    ],
+)
+def test_files_that_nothing_keeps_are_named(paths: list[str], told: str, tmp_path: Path) -> None:
+    code = (
+        "import os\n"
+        f"for path in {paths}:\n"
+        "    os.makedirs(os.path.dirname(path) or '.', exist_ok=True)\n"
+        "    with open(path, 'w') as file: file.write('a,b')"
+    )
+    done = run("-c", code)
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"cellwright: not kept: {told}" if told else "")
+    assert bool(done.stderr) is bool(told)
+    out = ["--output", str(tmp_path / "out")]
+    for kept in (["--collect", "**", *out], ["--json"]):
+        assert "not kept" not in run(*kept, "-c", code).stderr
+
+
 def test_a_glob_without_a_new_file_is_told(tmp_path: Path) -> None:
     given = tmp_path / "a.csv"
     given.write_text("1")
     arguments = ["--file", str(given), "--collect", "*.csv", "--output", str(tmp_path / "out")]
     done = run(*arguments, "-c", "print(open('a.csv').read())")
-    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert (done.returncode, done.stdout) == (1, "1\n")  # a script must not go on without it
     assert done.stderr == "cellwright: not collected: no new or changed file matches *.csv\n"
     assert run(*arguments, "-c", "open('a.csv', 'w').write('2') and None").returncode == 0
     assert (tmp_path / "out" / "a.csv").read_text() == "2"
@@ -226,7 +251,7 @@ def test_what_was_not_collected_is_told(tmp_path: Path) -> None:
     )
     made = ["-c", "open('a.csv', 'w').write('x' * 11) and None", "--collect", "*.csv"]
     done = run("--policy", str(small), *made)
-    assert done.returncode == 0
+    assert done.returncode == 1
     words = "cellwright: not collected: a.csv, 11 bytes: limits.artifact_bytes is 10, of which 10 are left"
     assert done.stderr.splitlines() == [words]
     told = json.loads(run("--policy", str(small), "--json", *made).stdout)["uncollected"]
@@ -498,7 +523,7 @@ def test_a_table_is_shown_as_text_and_written_only_where_asked(tmp_path: Path) -
     assert done.stdout == "  a b\n0 1 2\n"
     assert os.listdir(tmp_path / "cellwright-output") == ["picture-1.png"]
     run("--output", str(tmp_path / "told"), "-c", TABLE)
-    assert sorted(os.listdir(tmp_path / "told")) == ["picture-1.png", "picture-2.html"]
+    assert sorted(os.listdir(tmp_path / "told")) == ["picture-1.html", "picture-1.png"]
 
 
 def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> None:

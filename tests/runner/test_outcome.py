@@ -182,3 +182,16 @@ def test_a_program_at_its_memory_limit_whose_time_was_up_is_told_of_memory() -> 
     assert "limits.memory_bytes" in hint
     assert result_of("wall_time").hints == ()
     assert result_of(wait_status=0, usage=full).hints == ()
+
+
+def test_pictures_are_numbered_without_gaps_and_shown_without_their_content() -> None:
+    """A table, a picture that was too large, an unknown type, two pictures."""
+    pictures = (
+        ("text/html", b"<b>"), ("image/png", b""), ("x/y", b"1"), ("image/png", b"p" * 2000),
+        ("image/svg+xml", b"<svg/>"),
+    )  # fmt: skip
+    drawn = result_of(wait_status=0, finished=Finished(None, None, None, None, pictures=pictures))
+    names = [each.name for each in drawn.artifacts]
+    assert names == ["picture-1.html", "picture-1.png", "picture-2.svg"]
+    shown = "Artifact(name='picture-1.png', mime='image/png', 2,000 bytes)"
+    assert repr(drawn.artifacts[1]) == shown
