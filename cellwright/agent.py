@@ -11,10 +11,14 @@ from .harness.agent.alita import AlitaError as AlitaError
 from .harness.agent.alita import HierarchicalMemorySystem as HierarchicalMemorySystem
 from .harness.agent.alita import HybridPlanner as HybridPlanner
 from .harness.agent.alita import ManagerAgent as ManagerAgent
+from .harness.agent.alita import McpBox as McpBox
+from .harness.agent.alita import MCPSystem as MCPSystem
 from .harness.agent.alita import Orchestrator as Orchestrator
 from .harness.agent.alita import PlanningError as PlanningError
+from .harness.agent.alita import SandboxExecutor as SandboxExecutor
 from .harness.agent.alita import ToolCreationError as ToolCreationError
 from .harness.agent.alita import ToolExecutionError as ToolExecutionError
+from .harness.agent.alita import ToolExecutionResult as ToolExecutionResult
 from .harness.agent.alita import WebAgent as WebAgent
 from .harness.agent.limits import AgentLimits as AgentLimits
 from .harness.agent.limits import AgentUsage as AgentUsage
@@ -31,6 +35,8 @@ from .harness.agent.outcome import AgentResult as AgentResult
 from .harness.agent.planner import Planner as Planner
 from .harness.agent.research import Research as Research
 from .harness.agent.toolsmith import Toolsmith as Toolsmith
+
+ToolRegistry = McpBox  # as the blueprint calls it
 
 if TYPE_CHECKING:
     from .harness.agent.model import ModelClient as ModelClient

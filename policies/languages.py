@@ -59,6 +59,7 @@ _ALIASES = {
     "js": "javascript",
     "node": "javascript",
     "rb": "ruby",
+    "shell": "bash",
     "ts": "typescript",
 }
 

@@ -4,22 +4,28 @@ Everything behind them is the agent of this folder: programs and tools run in ce
 """
 
 import io
+import json
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ...policies.closing import Closing
 from ...policies.errors import CellwrightError, PolicyError, ToolError, ToolNotFound
+from ...policies.source.parsing import TooDeep, parse
+from ...runner.result import SandboxResult, SandboxStatus
 from ..making.builtin import api_query, file_tools, text_summarize
+from ..making.factory import ToolFactory
 from ..sandbox.run import in_thread
+from ..sandbox.sandbox import Sandbox
 from ..sandbox.workspaces.store import Workspaces
 from ..schemas.spec import ToolSpec
 from ..tools.broker import Broker
-from ..tools.catalogue import Offer
+from ..tools.catalogue import Catalogue, Offer
 from ..tools.http.client import HttpClient
 from ..tools.vault import Vault
 from .agent import Agent
@@ -36,6 +42,7 @@ _READY_MADE = {
     "ApiQueryTool": "api_query", "FileReadTool": "file_read", "FileWriteTool": "file_write",
     "TextSummarizer": "text_summarize", "CsvProcessor": "csv_process",
 }  # fmt: skip
+_OPERATIONS = {"select": "columns", "filter": "where"}
 _FILES = "files"  # the workspace in which those tools keep files
 _URL = "OPENAI_BASE_URL"
 _DEFAULT_URL = "https://api.openai.com/v1"
@@ -65,7 +72,8 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
     and nobody else may write.  A key of the environment is not sent to a server that only the file
     names.  `planning["max_react_steps"]` is the budget of steps, and
     `mcp["execution_timeout"]` the seconds of a call of a tool.  `security["sandbox_enabled"]` must stay
-    True: there is no other way of running anything.
+    True: there is no other way of running anything.  `security["allowed_imports"]` is kept for programs
+    that read it, and decides nothing: a cell confines whatever is imported.
     """
 
     openai_api_key: str | None = None
@@ -90,7 +98,8 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
         self.memory = {"max_episodes": 1000} | self.memory
         self.planning = {"max_react_steps": 10} | self.planning
         self.mcp = {"execution_timeout": 60} | self.mcp
-        self.security = {"sandbox_enabled": True} | self.security
+        allowed = ["json", "aiohttp", "math", "random"]
+        self.security = {"sandbox_enabled": True, "allowed_imports": allowed} | self.security
         if self.security["sandbox_enabled"] is not True:
             raise PolicyError("security: sandbox_enabled: must be True: nothing runs outside cells")
 
@@ -99,6 +108,11 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
         path = Path(self.workspace_dir).resolve() / sub_dir
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
+
+    @property
+    def mcp_box_path(self) -> Path:
+        """The directory to which made tools are written."""
+        return self.get_workspace_path("tools")
 
     def client(self) -> ChatModel:
         """Return the client of the configured model."""
@@ -172,26 +186,76 @@ class AlitaTool:
 
 
 class AlitaRegistry:
-    """The blueprint's view of the tools that an agent has made, and of those that it had before."""
+    """The blueprint's view of the tools that a factory has made, and of the ready-made ones."""
 
-    def __init__(self, agent: Agent, ready_made: Offer, vault: Vault | None = None) -> None:
-        self._agent, self._ready_made = agent, ready_made
-        self._broker = Broker(ready_made, vault=vault)
+    def __init__(
+        self, factory: ToolFactory, ready_made: Catalogue | None = None, vault: Vault | None = None
+    ) -> None:
+        self._factory, self._ready_made = factory, ready_made or Offer([])
+        self._broker = Broker(self._ready_made, vault=vault)
 
     async def find_tool_by_description(self, description: str) -> AlitaTool | None:
         """Return the tool that fits a description best, None if none does."""
-        found = self._agent.factory.search(description, limit=1, detail="name")["tools"]
+        found = self._factory.search(description, limit=1, detail="name")["tools"]
         return self.get(found[0]["name"]) if found else None
 
     def get(self, name: str) -> AlitaTool:
-        """Return a tool by its name; raises ToolExecutionError."""
+        """Return a tool: `EmailValidator` is `email_validator` too; raises ToolExecutionError."""
         try:
             if own := _READY_MADE.get(name):
-                return AlitaTool(self._ready_made.get(own).spec, self._broker.call)
-            factory = self._agent.factory
-            return AlitaTool(factory.get_tool(name), factory.call)
-        except ToolNotFound as error:
+                call = (
+                    _process_csv(self._broker.call) if own == "csv_process" else self._broker.call
+                )
+                return AlitaTool(self._ready_made.get(own).spec, call)
+            return AlitaTool(_named(self._factory, name), self._factory.call)
+        except ToolError as error:
             raise ToolExecutionError(error.what, error.hint) from error
+
+
+class McpBox(AlitaRegistry, Closing):
+    """The blueprint's ToolRegistry: the tools that were written to a directory, `config.mcp_box_path`.
+
+    Each is checked again, and called in cells.  Close it, or use it as a context manager.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        factory = ToolFactory(pool=0)
+        super().__init__(factory)
+        for about in sorted(Path(path).glob("*.mcp.json")):
+            told = msgspec.json.decode(about.read_bytes(), type=dict[str, Any])
+            source = about.with_name(f"{about.name.removesuffix('.mcp.json')}.py").read_text()
+            factory.create_tool(
+                told["name"], told["description"], source, told["parameters"], allow_similar=True,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        self._factory.close()
+
+
+def _named(factory: ToolFactory, name: str) -> ToolSpec:
+    """Return the made tool that is called `name`, in the blueprint's way of writing it or in ours."""
+    try:
+        return factory.get_tool(name)
+    except ToolNotFound:
+        return factory.get_tool(_with_underscores(name))
+
+
+def _with_underscores(name: str) -> str:
+    """Return `EmailValidator` as `email_validator`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _process_csv(call: Call) -> Call:
+    """Return `call` for which the blueprint's `operation` names columns and rows."""
+
+    def process(name: str, given: dict[str, Any]) -> Any:
+        if not isinstance(operation := given.get("operation"), dict):
+            return call(name, given)
+        asked = {_OPERATIONS.get(str(key), str(key)): each for key, each in operation.items()}
+        answer = call(name, {"filepath": given.get("filepath"), **asked})
+        return {"result_json": json.dumps(answer["rows"])}
+
+    return process
 
 
 class Orchestrator(Closing):
@@ -217,9 +281,10 @@ class Orchestrator(Closing):
         )  # fmt: skip
         told = text_summarize(lambda text, length: summarise(self.agent.model, text, length))
         ready_made = Offer([*file_tools(files, _FILES), told, api_query(http)])
-        self.memory = self.agent.memory
-        self.tool_registry = AlitaRegistry(self.agent, ready_made, vault)
+        self.memory, self.llm = self.agent.memory, self.agent.model
+        self.tool_registry = AlitaRegistry(self.agent.factory, ready_made, vault)
         self.toolsmith = AlitaToolsmith(self.agent, self.config)
+        self.mcp_system = MCPSystem(self.config, self.web_agent, orchestrator=self)
 
     async def process_task(self, task: str) -> Any:
         """Return the answer to a task; raises AlitaError if there is none."""
@@ -240,23 +305,125 @@ class AlitaToolsmith:
         self._agent, self._config = agent, config
 
     async def build_new_tool(self, name: str, description: str) -> AlitaTool:
-        """Return a tested tool; raises ToolCreationError."""
+        """Return a tested tool; raises ToolCreationError.
+
+        `EmailValidator` makes the tool `email_validator`, and the files of the given name.
+        """
         smith = Toolsmith(self._agent.model, self._agent.factory)
         try:
-            spec = await in_thread(lambda: smith.build_new_tool(name, description))
+            spec = await in_thread(
+                lambda: smith.build_new_tool(_with_underscores(name), description)
+            )
         except ToolError as error:
             raise ToolCreationError(error.what, error.hint) from error
-        self._write(spec)
+        self._write(spec, name)
         return AlitaTool(spec, self._agent.factory.call)
 
-    def _write(self, spec: ToolSpec) -> None:
-        tools = self._config.get_workspace_path("tools")
+    def _write(self, spec: ToolSpec, name: str) -> None:
+        tools = self._config.mcp_box_path
         about = {"name": spec.name, "description": spec.description, "parameters": spec.parameters,
                  "version": spec.version, "state": spec.state.value,
                  "requirements": spec.requirements}  # fmt: skip
-        (tools / f"{spec.name}.py").write_text(spec.source_code)
+        (tools / f"{name}.py").write_text(spec.source_code)
         text = msgspec.json.format(msgspec.json.encode(about), indent=2)
-        (tools / f"{spec.name}.mcp.json").write_bytes(text)
+        (tools / f"{name}.mcp.json").write_bytes(text)
+
+
+class ToolExecutionResult(NamedTuple):
+    """The outcome of a call of a tool."""
+
+    success: bool
+    result: Any
+    error: str | None = None
+
+
+class MCPSystem(Closing):
+    """The blueprint's life of a tool: made, found and called by name.
+
+    `orchestrator` has the tools; by default one of its own, with `model` for the configured one.
+    """
+
+    def __init__(
+        self, config: AlitaConfig | None = None, web_agent: WebAgent | None = None, *,
+        model: ChatModel | None = None, orchestrator: Orchestrator | None = None,
+    ) -> None:  # fmt: skip
+        self._own = None
+        if orchestrator is None:
+            research = web_agent.research if web_agent else None
+            self._own = orchestrator = Orchestrator(config, model=model, research=research)
+        self._orchestrator = orchestrator
+
+    async def create_tool(self, name: str, task_description: str) -> None:
+        """Have the model write a tool with its tests; raises ToolCreationError."""
+        await self._orchestrator.toolsmith.build_new_tool(name, task_description)
+
+    async def execute_tool(self, tool_name: str, parameters: dict[str, Any]) -> ToolExecutionResult:
+        """Call a tool; raises ToolExecutionError if it does not exist."""
+        tool = self._orchestrator.tool_registry.get(tool_name)
+        try:
+            return ToolExecutionResult(True, await tool.run(parameters))
+        except ToolExecutionError as error:
+            return ToolExecutionResult(False, None, str(error))
+
+    async def get_tool(self, tool_name: str) -> dict[str, Any] | None:
+        """Return name and description of a tool; None if it does not exist."""
+        try:
+            tool = self._orchestrator.tool_registry.get(tool_name)
+        except ToolExecutionError:
+            return None
+        return {"name": tool.name, "description": tool.description}
+
+    def close(self) -> None:
+        """End the cells of its own orchestrator; closing twice is fine."""
+        if self._own:
+            self._own.close()
+
+
+class SandboxExecutor(Closing):
+    """The blueprint's executor: a script in a cell, with parameters as JSON on standard input.
+
+    `policy` is the policy of its cells, default `strict`, and `options` are arguments of Sandbox.
+    """
+
+    def __init__(
+        self, config: AlitaConfig | None = None, *, policy: Any = "strict", **options: Any
+    ) -> None:
+        self.config = config or AlitaConfig()
+        self._sandbox = Sandbox(policy=policy, pool=0, **options)
+
+    async def execute_code(self, code: str, parameters: dict[str, Any]) -> ToolExecutionResult:
+        """Run a script; the last line that it prints is its result, as JSON."""
+        result = await self.run_in_container(code, (), json.dumps(parameters))
+        if result.status is SandboxStatus.TIMEOUT:
+            return ToolExecutionResult(False, None, "Execution timed out.")
+        if not result.ok:
+            return ToolExecutionResult(False, None, result.stderr or result.error)
+        try:
+            value = json.loads(result.stdout.strip().split("\n")[-1])
+        except (ValueError, RecursionError):
+            return ToolExecutionResult(False, None, "Failed to decode tool output as JSON.")
+        return ToolExecutionResult(True, value)
+
+    async def run_in_container(
+        self, code: str, requirements: Sequence[str] = (), input_json: str = "{}"
+    ) -> SandboxResult:
+        """Run a script with packages; the result has stdout, stderr and exit_code."""
+        most = self._sandbox.policy.limits.wall_seconds
+        return await self._sandbox.aexecute(
+            code, stdin=input_json, packages=requirements,
+            timeout=min(self.config.mcp["execution_timeout"], most),
+        )  # fmt: skip
+
+    async def validate_code(self, code: str) -> bool:
+        """Tell whether code is Python; what it may do is for its cell."""
+        try:
+            parse(code)
+        except (TooDeep, SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+        return True
+
+    def close(self) -> None:
+        self._sandbox.close()
 
 
 class ManagerAgent(Orchestrator):

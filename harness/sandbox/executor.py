@@ -10,7 +10,7 @@ from ...policies.permissions import PermissionSet
 from ...policies.source.check import validate_code
 from ...runner.audit.level import AuditLevel
 from ...runner.audit.log import AuditLog
-from ...runner.result import SandboxResult
+from ...runner.result import SandboxResult, SandboxStatus
 from .checks import suggests_fields
 from .isolation import IsolationBackend, IsolationConfig, ProcessIsolation
 
@@ -39,6 +39,18 @@ class ExecutionResult:
     execution_time: float
     context: ExecutionContext
     result: SandboxResult
+
+    @property
+    def status(self) -> SandboxStatus:
+        return self.result.status
+
+    @property
+    def stdout(self) -> str:
+        return self.result.stdout
+
+    @property
+    def stderr(self) -> str:
+        return self.result.stderr
 
 
 class CodeExecutor(Closing):

@@ -21,6 +21,7 @@ from .trail import Trail
 
 OnEntry = Callable[[AuditEntry], None]
 _MIB = 1024 * 1024
+_FILE_RULES = ("mount_ns:", "landlock:")  # the layers that refuse files
 _NO_SPAN = Span()
 
 
@@ -160,7 +161,10 @@ class AuditLog(Closing):
         limit: int | None = None,
     ) -> list[AuditEntry]:
         """Return the remembered entries of at least `level`, oldest first; at most the last
-        `limit`."""
+        `limit`.
+
+        The category `file` also has the violations about files.
+        """
         with self._lock:
             entries = [
                 entry.entry() if isinstance(entry, FormedRecord) else entry
@@ -171,7 +175,7 @@ class AuditLog(Closing):
                 entry
                 for entry in entries
                 if (level is None or entry.level >= level)
-                and category in (None, entry.category)
+                and (category in (None, entry.category) or _is_about(entry, category))
                 and sandbox_id in (None, entry.sandbox_id)
             ]
         return found if limit is None else found[-limit:] if limit else []
@@ -185,10 +189,12 @@ class AuditLog(Closing):
         return summary_of(self.get_entries())
 
     def export_to_file(self, path: str | os.PathLike[str]) -> None:
-        """Write the remembered entries, one JSON object a line, to a new file."""
-        with open(path, "xb") as file:
+        """Write the remembered entries, one JSON object a line; an existing file is replaced."""
+        new = f"{os.fspath(path)}.{os.urandom(4).hex()}.new"
+        with open(new, "xb") as file:
             for entry in self.get_entries():
                 file.write(msgspec.json.encode(entry) + b"\n")
+        os.replace(new, path)
 
     def clear(self) -> None:
         """Forget the remembered entries; a file keeps all."""
@@ -232,3 +238,9 @@ class AuditLog(Closing):
             except IndexError:
                 return
             on_entry(entry)
+
+
+def _is_about(entry: AuditEntry, category: str | None) -> bool:
+    """Tell whether a violation is about files, if that is the category."""
+    rule = str(entry.details.get("rule", ""))
+    return (category, entry.category) == ("file", "violation") and rule.startswith(_FILE_RULES)

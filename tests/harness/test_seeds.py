@@ -79,6 +79,10 @@ def test_the_agent_sandboxs_examples_run(
     ):
         assert line in out
     assert (tmp_path / "audit.jsonl").is_file()
+    result = names["executor"].execute("import sys; print(1); print(2, file=sys.stderr)")
+    shell = names["ExecutionContext"](language="shell")
+    assert names["executor"].execute("echo hi", shell).stdout == "hi\n"
+    assert (result.status, result.stdout, result.stderr) == (SandboxStatus.COMPLETED, "1\n", "2\n")
 
 
 @pytest.mark.needs("shared")

@@ -14,12 +14,17 @@ from cellwright.agent import (
     HierarchicalMemorySystem,
     HybridPlanner,
     ManagerAgent,
+    MCPSystem,
     Orchestrator,
+    SandboxExecutor,
     ToolCreationError,
     ToolExecutionError,
+    ToolExecutionResult,
+    ToolRegistry,
     WebAgent,
 )
 from cellwright.harness.agent.demo import TASKS, DemoModel
+from tests.conftest import policy_named
 from tests.harness.agent.scripted import ScriptedModel, answer
 
 
@@ -42,6 +47,8 @@ def test_the_tools_of_the_blueprint_are_there(config: AlitaConfig) -> None:
             assert await get("FileReadTool").run({"filepath": "a.csv"}) == {"content": "n\n1\n"}
             rows = await get("CsvProcessor").run({"filepath": "a.csv"})
             assert rows["rows"] == [{"n": "1"}]
+            given = {"filepath": "a.csv", "operation": {"select": ["n"], "filter": {"n": "1"}}}
+            assert await get("CsvProcessor").run(given) == {"result_json": '[{"n": "1"}]'}
             short = await get("TextSummarizer").run({"text": "long", "length": 20})
             assert short == {"summary": "a short tale"}
             with pytest.raises(ToolExecutionError):
@@ -58,7 +65,9 @@ def test_the_story_of_the_blueprint(config: AlitaConfig) -> None:
 
         async def story() -> None:
             assert await registry.find_tool_by_description("validates email addresses") is None
-            tool = await toolsmith.build_new_tool("email_validator", "Validates an email address.")
+            tool = await toolsmith.build_new_tool("EmailValidator", "Validates an email address.")
+            assert tool.name == registry.get("email_validator").name == "email_validator"
+            assert registry.get("EmailValidator").name == tool.name
             assert await tool.run({"email": "ann@example.org"}) is True
             found = await registry.find_tool_by_description("validates email addresses")
             assert found is not None
@@ -73,6 +82,11 @@ def test_the_story_of_the_blueprint(config: AlitaConfig) -> None:
         assert answer == {"carol@example.net": True}
     tools = Path("workspace/tools")
     (source,) = tools.glob("*.py")
+    assert source.name == "EmailValidator.py"
+    with ToolRegistry(config.mcp_box_path) as box:
+        assert asyncio.run(box.get("EmailValidator").run({"email": "ann@example.org"})) is True
+        found = asyncio.run(box.find_tool_by_description("validates email addresses"))
+        assert found is not None
     about = json.loads(source.with_suffix(".mcp.json").read_text())
     assert "def email_validator" in source.read_text()
     assert about["description"] == "Validates an email address."
@@ -93,6 +107,65 @@ def test_the_manager_says_whether_it_succeeded(config: AlitaConfig) -> None:
             asyncio.run(orchestrator.process_task("t"))
         with pytest.raises(ToolCreationError):
             asyncio.run(orchestrator.toolsmith.build_new_tool("f", "d"))
+
+
+SCRIPT = """
+import json
+
+def execute(params: dict):
+    print("Executing")
+    return {"status": "success", "params": params}
+
+if __name__ == "__main__":
+    import sys
+    print(json.dumps(execute(json.load(sys.stdin))))
+"""  # as the blueprint's mock writes it
+
+
+def test_the_executor_of_the_blueprint(config: AlitaConfig) -> None:
+    assert config.security["allowed_imports"] == ["json", "aiohttp", "math", "random"]
+    config.mcp["execution_timeout"] = 5
+    with SandboxExecutor(config, policy=policy_named("strict")) as executor:
+
+        async def use() -> None:
+            assert await executor.validate_code(SCRIPT)
+            assert not await executor.validate_code("def f(:")
+            done = await executor.execute_code(SCRIPT, {"query": "x"})
+            assert done == ToolExecutionResult(
+                True, {"status": "success", "params": {"query": "x"}}, None
+            )
+            bad = await executor.execute_code("print('no JSON')", {})
+            assert bad.error == "Failed to decode tool output as JSON."
+            raised = await executor.execute_code("1 / 0", {})
+            assert not raised.success
+            assert "ZeroDivisionError" in str(raised.error)
+            result = await executor.run_in_container("print(input()); exit(3)", (), "{}")
+            assert (result.stdout, result.exit_code) == ("{}\n", 3)
+            config.mcp["execution_timeout"] = 0.2
+            late = await executor.execute_code("while True: pass", {})
+            assert late.error == "Execution timed out."
+
+        asyncio.run(use())
+
+
+def test_tools_are_made_and_called_by_the_system_of_the_blueprint(config: AlitaConfig) -> None:
+    with MCPSystem(config, WebAgent(config), model=DemoModel()) as system:
+
+        async def use() -> None:
+            assert await system.get_tool("EmailValidator") is None
+            with pytest.raises(ToolExecutionError):
+                await system.execute_tool("EmailValidator", {})
+            await system.create_tool("EmailValidator", "Validates an email address.")
+            assert await system.get_tool("EmailValidator") == {
+                "name": "email_validator", "description": "Validates an email address.",
+            }  # fmt: skip
+            done = await system.execute_tool("EmailValidator", {"email": "ann@example.org"})
+            assert done == ToolExecutionResult(True, True, None)
+            assert not (await system.execute_tool("EmailValidator", {"e": 1})).success
+
+        asyncio.run(use())
+    with ManagerAgent(config, model=DemoModel()) as manager:
+        assert isinstance(manager.mcp_system, MCPSystem)
 
 
 def test_settings_come_from_the_environment_and_from_an_own_file(

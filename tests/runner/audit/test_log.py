@@ -373,7 +373,16 @@ def test_entries_are_filtered_counted_and_exported(tmp_path: Path) -> None:
     assert (summary["total_entries"], summary["denied"]) == (3, 2)
     assert len(heard) == 3
     log.export_to_file(tmp_path / "out.jsonl")
+    log.export_to_file(tmp_path / "out.jsonl")  # the seed's example, run twice
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 3
+    assert [each.name for each in tmp_path.iterdir()] == ["out.jsonl"]
+    log.record(
+        "violation", "openat", target="'/etc/shadow'", allowed=False, rule="mount_ns: not shown"
+    )
+    log.record(
+        "violation", "socket", target="AF_INET", allowed=False, rule="seccomp: needs network"
+    )
+    assert [each.action for each in log.get_entries(category="file")][1:] == ["write", "openat"]
 
 
 def test_the_summary_names_hosts_and_how_often_each_was_reached_or_refused() -> None:
