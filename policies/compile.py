@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .denied import denied_by
 from .errors import PolicyError
-from .host import Host
+from .host import SOCKETS_ABI, Host
 from .languages import LANGUAGES, OWN_PROGRAMS, PYTHON
 from .layers import layers_in_force
 from .plan import (
@@ -25,7 +25,7 @@ from .plan import (
 )
 from .policy import MIB, Policy, check_policy, has_sockets, lies_in, shown_paths
 from .seccomp import Listened, compile_filter, number_of
-from .syscalls import ADDED_BY, SyscallTable, syscall_table
+from .syscalls import ADDED_BY, UNIX_SOCKETS, SyscallTable, syscall_table
 
 # sendmsg(2) fails with ETOOMANYREFS while all processes of the uid together have more descriptors in
 # flight than the sender's RLIMIT_NOFILE; one message carries up to 253 (unix(7)).  If a guest could
@@ -60,11 +60,13 @@ def compile_policy(
     *,
     learning: bool = False,
     runs: CellLanguage = CellLanguage(),  # noqa: B008 - a constant
+    shows_sockets: bool = False,
 ) -> Plan:
     """Return the plan of `policy` on `host` for cells of the language `runs`.
 
     With `learning`, the filter allows plain computation only and leaves every other call to the
-    listener, which records what the program needs.
+    listener, which records what the program needs.  `shows_sockets`: a directory is shown in which
+    processes of the host can have Unix sockets.
 
     Raises PolicyError if the policy is invalid, and Unenforceable, which lists every gap, if the host
     lacks a layer that the policy does not name optional.
@@ -74,6 +76,9 @@ def compile_policy(
     table = syscall_table()
     limits = policy.limits
     groups = ("base",) if learning else _groups(policy, runs)
+    if shows_sockets and not _refuses_foreign_sockets(host, layers):
+        named = policy.syscalls.groups
+        groups = tuple(each for each in groups if each != UNIX_SOCKETS or each in named)
     open_files = min(limits.open_files, max(host.open_files // 2, host.open_files - _IN_FLIGHT))
     listened = _listened(policy, table, runs) if "listener" in layers else None
     rules = (*_granted(policy, layers, table.rules(groups)), _hand_over(open_files))
@@ -89,6 +94,7 @@ def compile_policy(
         rlimits=_rlimits(policy, layers, runs.language),
         open_files=open_files,
         landlock_abi=host.landlock_abi if "landlock" in layers else 0,
+        reaches_sockets=UNIX_SOCKETS in policy.syscalls.groups,
         path_rules=(
             *_path_rules(policy),
             *(PathRule(path=path, execute=True) for path in runs.executables),
@@ -235,6 +241,12 @@ def _groups(policy: Policy, runs: CellLanguage) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*groups, *policy.syscalls.groups)))
 
 
+def _refuses_foreign_sockets(host: Host, layers: tuple[str, ...]) -> bool:
+    """Tell whether Landlock refuses connections to Unix sockets that other processes than the cell's
+    made (LANDLOCK_ACCESS_FS_RESOLVE_UNIX, Linux 7.1)."""
+    return "landlock" in layers and host.landlock_abi >= SOCKETS_ABI
+
+
 def _network(policy: Policy, host: Host, table: SyscallTable) -> NetworkPlan | None:
     section = policy.network
     if not section.allow:
@@ -292,12 +304,7 @@ def _egress_filter(table: SyscallTable) -> bytes:
     connection to a path.
     """
     groups = ("base", "threads", "local_sockets", "loopback_sockets")
-    rules = (rule for rule in table.rules(groups) if not _makes_unix_sockets(rule))
-    return compile_filter((*rules, _RECEIVE_BUFFER), table)
-
-
-def _makes_unix_sockets(rule: Rule) -> bool:
-    return rule.call == "socket" and _UNIX in rule.conditions
+    return compile_filter((*table.rules(groups), _RECEIVE_BUFFER), table)
 
 
 def _makes_only_unix_sockets(rules: tuple[Rule, ...]) -> bool:

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+SOCKETS_ABI = 9  # the Landlock ABI that judges connections to the paths of Unix sockets
 Kernel = Literal["shared", "gvisor", "vm"]  # the host's, or one of the container's own
 
 

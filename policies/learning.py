@@ -6,10 +6,17 @@ from collections import Counter
 import msgspec
 
 from .policy import Python, lies_in
-from .syscalls import settings_of
+from .syscalls import UNIX_SOCKETS, settings_of
 
 _LOOPBACK = "network.loopback = true"  # a setting, as settings_of names it
 _SAME_DIRECTORY = 4  # from this many files of one directory, the policy names the directory instead
+
+
+_WITHOUT_SOCKETS = [
+    "# Unix sockets were refused during this run: the program would have reached those of the host.",
+    "# So it may need more than it could try.  With paths below [filesystem] it needs",
+    '# syscalls.groups = ["unix_sockets"], and then reaches the sockets that lie there.',
+]
 
 
 class Lessons(msgspec.Struct):
@@ -24,6 +31,7 @@ class Lessons(msgspec.Struct):
     impossible: dict[str, str] = msgspec.field(
         default_factory=dict
     )  # call -> reason of the refusal
+    withheld: set[str] = msgspec.field(default_factory=set)  # groups that were refused meanwhile
     hosts: set[str] = msgspec.field(default_factory=set)  # names that were looked up, in vain
     serves: bool = False  # a socket was given an address, as servers do and resolvers do not
 
@@ -63,6 +71,8 @@ def policy_text(name: str, lessons: Lessons, python: Python = Python()) -> str: 
     lines += [
         f"# {call} was refused and stays refused: {why}" for call, why in lessons.impossible.items()
     ]
+    if UNIX_SOCKETS in lessons.withheld:
+        lines += _WITHOUT_SOCKETS
     lines += [f"name = {quoted(name)}"]
     for section, entries in sections.items():
         if entries:

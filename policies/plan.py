@@ -93,6 +93,7 @@ class Plan(_Data, frozen=True):
     rlimits: tuple[tuple[str, int], ...]
     open_files: int  # RLIMIT_NOFILE, and so the first descriptor number that no guest can have
     landlock_abi: int
+    reaches_sockets: bool  # programs may connect to Unix sockets of the host that are shown
     path_rules: tuple[PathRule, ...]
     language: str
     program: str  # the host's interpreter of the language; empty for Python

@@ -240,7 +240,7 @@ class Policy(_Section, frozen=True):
 
 
 # Groups that a policy may add; all others follow from `processes` and `network`.
-EXTRA_GROUPS = ("file_watching",)
+EXTRA_GROUPS = ("file_watching", "unix_sockets")
 _SMALLEST = {"wall_seconds": 0.001, "cpu_seconds": 0.001, "cpus": 0.01, "memory_bytes": 8 * MIB}
 _SMALLEST |= {"workspace_bytes": 4096, "workspace_inodes": 8, "processes": 1, "open_files": 16}
 _SMALLEST |= {"stack_bytes": 256 * 1024}

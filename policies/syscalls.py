@@ -13,14 +13,16 @@ from .plan import CallAnswer, Condition, Rule
 
 NEWEST_NUMBER = 469  # file_setattr, Linux 6.17: the filter answers ENOSYS to every later call
 
+# compile.py leaves it out where a program could reach the host's sockets, unless a policy names it.
+UNIX_SOCKETS = "unix_sockets"
 # Setting of a policy -> the groups that it adds to base if it is true.  base has socketpair, for
 # asyncio.  local_sockets can pass descriptors, which the kernel counts per uid over all cells
 # (unix(7), ETOOMANYREFS), so only programs that need the group get it.
 ADDED_BY = {
     "processes.threads": ("threads",),
-    "processes.subprocesses": ("processes", "exec", "local_sockets", "sysv_ipc"),
+    "processes.subprocesses": ("processes", "exec", "local_sockets", UNIX_SOCKETS, "sysv_ipc"),
     "processes.terminal": ("terminal",),
-    "network.loopback": ("loopback_sockets", "local_sockets"),
+    "network.loopback": ("loopback_sockets", "local_sockets", UNIX_SOCKETS),
 }
 _NO_FORM = "not with these arguments"
 
@@ -56,7 +58,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
         """
         allowed = {rule.call: rule.conditions for rule in self.rules(groups)}
         reasons = {
-            rule.call: _NO_FORM if rule.conditions else needs(name)
+            rule.call: _NO_FORM if rule.conditions else needs(name, groups)
             for name, rules in self.groups.items()
             for rule in rules
             if allowed.get(rule.call, True)  # () where every form is allowed
@@ -71,15 +73,21 @@ class SyscallTable(msgspec.Struct, frozen=True):
                 yield from ((name, rule) for rule in (*rules, *self.ignored[name]))
 
 
-def settings_of(group: str) -> tuple[str, ...]:
-    """Return the settings of a policy that add `group`; each is enough."""
-    found = tuple(f"{setting} = true" for setting, added in ADDED_BY.items() if group in added)
-    return found or (f'syscalls.groups = ["{group}"]',)
+def settings_of(group: str, granted: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the settings of a policy that add `group`; each is enough.
+
+    If the other groups of such a setting are `granted`, the policy has the setting, and that was not
+    enough: then only naming the group is.
+    """
+    others = {name: {*added} - {group} for name, added in ADDED_BY.items() if group in added}
+    if not others or any(each and each <= {*granted} for each in others.values()):
+        return (f'syscalls.groups = ["{group}"]',)
+    return tuple(f"{setting} = true" for setting in others)
 
 
-def needs(group: str) -> str:
-    """Return the reason why a call of `group` is refused: no setting of the policy adds the group."""
-    return f"needs {' or '.join(settings_of(group))}"
+def needs(group: str, granted: Sequence[str] = ()) -> str:
+    """Return the reason why a call of `group` is refused if only `granted` groups are allowed."""
+    return f"needs {' or '.join(settings_of(group, granted))}"
 
 
 @cache
@@ -88,7 +96,7 @@ def refused_forms(groups: tuple[str, ...]) -> dict[str, tuple[tuple[Rule, str], 
     forms: dict[str, tuple[tuple[Rule, str], ...]] = {}
     for name, rule in syscall_table().beyond(groups):
         if rule.conditions:
-            forms[rule.call] = (*forms.get(rule.call, ()), (rule, needs(name)))
+            forms[rule.call] = (*forms.get(rule.call, ()), (rule, needs(name, groups)))
     return forms
 
 

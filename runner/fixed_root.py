@@ -18,6 +18,10 @@ TEXTS = {
     "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
+# The host's own directories of programs and their data: no process has pipes or Unix sockets there.
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/nix/store",
+)  # fmt: skip
 DNS_ADDRESS, ANY_ADDRESS = "127.0.0.53", "0.0.0.0"  # noqa: S104 - of sockets in the cell
 NETWORK_TEXTS = {  # where the policy allows names of the network
     "/etc/resolv.conf": f"nameserver {DNS_ADDRESS}\n",

@@ -16,7 +16,7 @@ from ..policies.plan import CERTIFICATES, FIXED_ADDRESSES, PathRule, Plan
 from ..policies.policy import Policy, lies_in
 from .cgroups import CgroupTree, NoCgroups, open_tree
 from .cgroups.tree import CONTROLLERS
-from .host.paths import lead_elsewhere, leads
+from .host.paths import lead_elsewhere, leads, shows_sockets
 from .host.plans import plan_for
 from .host.probe import probe_host
 from .host.runtime import Runtime, find_runtime
@@ -105,8 +105,9 @@ class Launch:
             self._system_files = find_system_files()
         host = probe_host(missing, self._spawned.kernel, self._system_files)
         plan = plan_for(
-            given.policy, host, learning=given.is_learning, interpreter=self._interpreter
-        )
+            given.policy, host, learning=given.is_learning, interpreter=self._interpreter,
+            shows_sockets=shows_sockets(given.policy, given.sources),
+        )  # fmt: skip
         return self._spawned.adapt(plan)
 
     def _start_container(self) -> None:

@@ -224,6 +224,10 @@ MUTATIONS = (
     Mutation("mount_ns: noexec", _FILESYSTEM, (replace("runner/launcher/root.py", "_attributes", "0 if bind.executable else mounts.NOEXEC", "0"),)),
     Mutation("mount_ns: hidden paths", _HIDDEN, (replace("runner/launcher/root.py", "_show", "denied_by(boot.plan.hidden)", "denied_by(())"),)),
     Mutation("mount_ns: pins above hidden and shown paths", _HIDDEN, (_PIN,)),
+    Mutation("mount_ns: no pipes in what is only read", _escapes("channels.py"), (drop("runner/launcher/root.py", "_show", "cover_pipes"),)),
+    Mutation("seccomp: no Unix sockets where the host's are shown", _escapes("channels.py"), (
+        replace("policies/compile.py", "compile_policy", "shows_sockets and not _refuses_foreign_sockets(host, layers)", "False"),
+    )),
     Mutation("paths without links", _escapes("files.py", "paths.py"), (
         replace("runner/kernel/files.py", "", "_NO_MAGICLINKS | _NO_SYMLINKS", "0"),
         replace("runner/host/paths.py", "", "not _is_roots_own(done, status)", "False"),

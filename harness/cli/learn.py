@@ -14,7 +14,7 @@ from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
 from ...runner.egress_process import EgressProcess
 from ...runner.host.ids import id_for
-from ...runner.host.paths import is_open_to_cells
+from ...runner.host.paths import is_channel, is_open_to_cells
 from ...runner.result import SandboxResult
 from ...runner.spawn import Spawned, interpreter
 from ...runner.supervisor import Supervisor
@@ -30,7 +30,7 @@ _NO_HOST = (
 _NO_FILE = re.compile(
     r"FileNotFoundError: .*No such file or directory: '((?:/tmp/|[^/'\n])[^'\n]{0,200})'"
 )
-_NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot"}
+_NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot", "run"}
 _OWN = {"passwd", "group", "hosts", "nsswitch.conf", "resolv.conf"}
 _EXECUTABLE = (
     "bin",
@@ -137,7 +137,7 @@ def _settings() -> list[str]:
 
 
 def _can_be_read(path: str) -> bool:
-    return not os.path.islink(path) and is_open_to_cells(path)
+    return not os.path.islink(path) and not is_channel(path) and is_open_to_cells(path)
 
 
 def _beside(program: Path) -> tuple[str, ...]:

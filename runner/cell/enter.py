@@ -88,7 +88,7 @@ def confinement(facts: LauncherFacts) -> Steps:
     do.call("chdir", b"/workspace", about="/workspace")
     do.layer("landlock")
     if plan.landlock_abi:
-        _fence_paths(do, plan.landlock_abi, plan.path_rules, deny_tcp=not plan.loopback)
+        _fence_paths(do, plan)
     do.layer("pages")
     do.own_pages()
     do.layer("seccomp")
@@ -239,8 +239,10 @@ def _limit_resources(do: Steps, rlimits: tuple[tuple[str, int], ...]) -> None:
         do.call("prlimit64", 0, number, new, None, about=f"{name} {limit}")
 
 
-def _fence_paths(do: Steps, abi: int, rules: tuple[PathRule, ...], *, deny_tcp: bool) -> None:
-    landlock.restrict(do, abi, [(rule.path, _rights(rule)) for rule in rules], deny_tcp)
+def _fence_paths(do: Steps, plan: Plan) -> None:
+    rules = [(rule.path, _rights(rule)) for rule in plan.path_rules]
+    unhandled = landlock.RESOLVE_UNIX if plan.reaches_sockets else 0
+    landlock.restrict(do, plan.landlock_abi, rules, not plan.loopback, unhandled)
 
 
 def _rights(rule: PathRule) -> int:

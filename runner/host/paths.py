@@ -9,10 +9,11 @@ root, in a directory that only root may change.
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ...policies.errors import PolicyError
-from ...policies.policy import Policy, named_paths
+from ...policies.policy import Policy, lies_in, named_paths
+from ..fixed_root import SYSTEM
 
 _MOST_LINKS = 40  # the kernel's own limit (path_resolution(7))
 
@@ -21,9 +22,40 @@ def sources_of(policy: Policy) -> dict[str, str]:
     """Return the resolved host path of each path that `policy` shows.
 
     Raises PolicyError, naming the policy's field, for a path that does not exist, that this user
-    may not look up, or that leads through a link which another user may have made.
+    may not look up, that leads through a link which another user may have made, or that is a pipe or
+    a socket, unless the program may write it.
     """
-    return {path: resolve(where, path) for where, path in named_paths(policy)}
+    sources = {path: resolve(where, path) for where, path in named_paths(policy)}
+    for where, path in named_paths(policy):
+        if path not in policy.filesystem.write and is_channel(sources[path]):
+            raise PolicyError(
+                f"{where}: {path} is a named pipe or a socket: a program that opens it acts on the "
+                "process behind it",
+                "name it in filesystem.write; for a socket also unix_sockets in syscalls.groups",
+            )
+    return sources
+
+
+def is_channel(path: str) -> bool:
+    """Tell whether `path` is a named pipe or a socket: mounts do not make those read-only."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:  # gone meanwhile: the launcher says so
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def shows_sockets(policy: Policy, sources: Mapping[str, str]) -> bool:
+    """Tell whether cells see a directory in which processes of the host can have Unix sockets, now or
+    later, or such a socket itself.
+
+    Directories of packages (`python.path`) do not count: no program puts sockets there.
+    """
+    files = policy.filesystem
+    shown = (
+        sources.get(path, path) for path in (*files.read, *files.write, *policy.processes.execute)
+    )
+    return any(not lies_in(path, SYSTEM) and not os.path.isfile(path) for path in shown)
 
 
 def resolve(where: str, path: str) -> str:

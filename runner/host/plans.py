@@ -25,25 +25,32 @@ def plan_for(
     *,
     learning: bool = False,
     interpreter: "HostInterpreter | None" = None,
+    shows_sockets: bool = False,
 ) -> Plan:
-    """Return the plan of `policy` on `host` for Python, or for the language of `interpreter`.
+    """Return the plan of `policy` on `host` for Python, or for the language of `interpreter`;
+    `shows_sockets` as `compile_policy` has it.
 
     Raises PolicyError and Unenforceable.
     """
-    given = msgspec.msgpack.encode((policy, host, learning, interpreter), order="sorted")
+    values = policy, host, learning, interpreter, shows_sockets
+    given = msgspec.msgpack.encode(values, order="sorted")
     key = b"plan " + _compiler_identity() + given
-    return cached(key.hex(), Plan, lambda: _compile(policy, host, learning, interpreter))
+    return cached(key.hex(), Plan, lambda: _compile(*values))
 
 
 def _compile(
-    policy: Policy, host: Host, learning: bool, interpreter: "HostInterpreter | None"
+    policy: Policy,
+    host: Host,
+    learning: bool,
+    interpreter: "HostInterpreter | None",
+    shows_sockets: bool,
 ) -> Plan:
     from ...policies.compile import CellLanguage, compile_policy
 
     runs = CellLanguage()
     if interpreter:
         runs = CellLanguage(interpreter.language, interpreter.executables)
-    return compile_policy(policy, host, learning=learning, runs=runs)
+    return compile_policy(policy, host, learning=learning, runs=runs, shows_sockets=shows_sockets)
 
 
 def _modules_of(folder: str) -> Iterator[str]:

@@ -29,6 +29,7 @@ MAKE_SYM = 1 << 12
 REFER = 1 << 13
 TRUNCATE = 1 << 14
 IOCTL_DEV = 1 << 15
+RESOLVE_UNIX = 1 << 16  # connect(2) and sendmsg(2) to paths of sockets that were made outside
 
 READ = READ_FILE | READ_DIR
 WRITE = (
@@ -52,12 +53,12 @@ def abi() -> int:
 def handled_filesystem_rights(version: int) -> int:
     """Return every file right that ABI `version` knows (linux/landlock.h)."""
     known = {1: 13, 2: 14, 3: 15, 4: 15}
-    return (1 << known.get(version, 16)) - 1
+    return (1 << known.get(version, 17 if version >= 9 else 16)) - 1
 
 
-def _ruleset(version: int, deny_tcp: bool) -> bytes:
-    """Describe a ruleset that refuses all of what ABI `version` handles unless a rule allows it."""
-    rights = handled_filesystem_rights(version)
+def _ruleset(version: int, rights: int, deny_tcp: bool) -> bytes:
+    """Describe a ruleset that refuses the file `rights`, and all else that ABI `version` handles, where
+    no rule allows it."""
     if version < 4:
         return struct.pack("=Q", rights)
     tcp = _NET_TCP if deny_tcp else 0
@@ -67,12 +68,17 @@ def _ruleset(version: int, deny_tcp: bool) -> bytes:
 
 
 def restrict(
-    do: "SystemCalls[Descriptor]", version: int, rules: list[tuple[str, int]], deny_tcp: bool
+    do: "SystemCalls[Descriptor]",
+    version: int,
+    rules: list[tuple[str, int]],
+    deny_tcp: bool,
+    unhandled: int = 0,
 ) -> None:
-    """Make the calls that allow a process, from then on, only `rules`: (path, rights beneath it)."""
-    attributes = _ruleset(version, deny_tcp)
+    """Make the calls that allow a process, from then on, only `rules`: (path, rights beneath it).  The
+    rights `unhandled` are not judged."""
+    handled = handled_filesystem_rights(version) & ~unhandled
+    attributes = _ruleset(version, handled, deny_tcp)
     ruleset = do.call("landlock_create_ruleset", do.structure(attributes), len(attributes), 0)
-    handled = handled_filesystem_rights(version)
     for path, rights in rules:
         parent = do.call(
             "openat", AT_FDCWD, os.fsencode(path), os.O_PATH | os.O_CLOEXEC, about=path

@@ -20,6 +20,7 @@ from ..fixed_root import (
     DIRECTORIES,
     LINKS,
     NETWORK_TEXTS,
+    SYSTEM,
     TERMINAL,
     TERMINAL_LINKS,
     TERMINALS,
@@ -28,7 +29,7 @@ from ..fixed_root import (
 from ..kernel import files, mounts
 from ..kernel.now import Now
 from ..messages import Boot, Cover, Views
-from .views import ShownPath, SinglyShown, cover, guard, new_view, open_source
+from .views import ShownPath, SinglyShown, cover, cover_pipes, guard, new_view, open_source
 
 _STAGING = "/tmp"  # noqa: S108 - a mount point in our own mount namespace; nothing is written to it
 with open(os.path.join(os.path.dirname(__file__), "../cell/call.sh")) as _file:
@@ -97,11 +98,14 @@ def _show(root: int, sources: list[ShownPath], boot: Boot) -> Views:
     shown = [bind.path for bind in boot.plan.binds]
     denied, singly = denied_by(boot.plan.hidden), SinglyShown(shown)
     whole = {bind.path for bind in boot.plan.binds if bind.writable}
+    without_pipes = {bind.path for bind in boot.plan.binds} - whole - {*boot.plan.python_path}
     covers: list[Cover] = []
     for each in sources:
         with _naming(each.path):
             inner = [path for path in shown if path.startswith(f"{each.path}/")]
             covers += _show_one(root, each, denied, singly, inner, writable=each.path in whole)
+            if each.path in without_pipes and not _is_system(each.source):
+                cover_pipes(root, each.path)
     for path in boot.hidden:
         with _naming(path):
             cover(root, path)
@@ -147,6 +151,10 @@ def _show_one(
         finally:
             os.close(view)
     return []
+
+
+def _is_system(path: str) -> bool:
+    return f"{path}/".startswith(tuple(f"{each}/" for each in SYSTEM))
 
 
 def _denied_beneath(shown: ShownPath, denied: Denied) -> Denied:

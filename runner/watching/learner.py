@@ -2,12 +2,13 @@
 
 import os
 
+from ...policies.host import SOCKETS_ABI
 from ...policies.languages import SHEBANG_BYTES, shebang_of
 from ...policies.learning import Lessons
 from ...policies.plan import Plan, Rule
 from ...policies.policy import lies_in
 from ...policies.seccomp import number_of
-from ...policies.syscalls import syscall_table
+from ...policies.syscalls import UNIX_SOCKETS, syscall_table
 from ..kernel.notifications import Notification
 from .evidence import OpenAttempt
 from .guest_memory import text_at
@@ -26,6 +27,8 @@ class Learner(Listener):
         super().__init__(descriptor, plan, shown, limit=2**31)
         self._lessons = lessons
         self._grants = _grants()
+        # An observed program sees directories with the host's sockets; only this ABI refuses those.
+        self._withheld = () if plan.landlock_abi >= SOCKETS_ABI else (UNIX_SOCKETS,)
         # To `shown` all of /tmp is the cell's own, so it takes files of the host there for the cell's.
         binds = (bind.path for bind in plan.binds)
         self._in_tmp = tuple(path for path in binds if path.startswith("/tmp/"))  # noqa: S108
@@ -47,6 +50,9 @@ class Learner(Listener):
         for group, rule in self._grants.get(notification.number, ()):
             if rule.holds(notification.arguments):
                 self._learn(group, rule.call, notification)
+                if group in self._withheld:
+                    self._lessons.withheld.add(group)
+                    break
                 return self._let_go_on(notification)
         call, why = self._refusals.get(notification.number, ("", ""))
         if call in syscall_table().refused:

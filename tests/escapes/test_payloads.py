@@ -119,6 +119,10 @@ class Host:
         program.write_text("#!/bin/sh\n")
         for path in (shown, program, directory):
             path.chmod(0o755)
+        (shown / "deep").mkdir()
+        for path in (shown / "pipe", shown / "deep" / "pipe"):
+            os.mkfifo(path)
+            path.chmod(0o666)
         return str(directory), str(token)
 
     def _plant_writable(self, writable: Path) -> str:
@@ -129,6 +133,8 @@ class Host:
         (secrets / "key").write_text(self.canary)
         for path in (writable, *writable.rglob("*")):
             path.chmod(0o777 if path.is_dir() else 0o644)
+        os.mkfifo(f"{self.inner}/pipe")
+        os.chmod(f"{self.inner}/pipe", 0o666)
         return str(secrets)
 
     def _listeners(self) -> Iterator[socket.socket]:
@@ -139,6 +145,13 @@ class Host:
         abstract.bind(b"\0sbx-canary")
         abstract.listen()
         yield abstract
+        for kind, name in ((socket.SOCK_STREAM, "stream"), (socket.SOCK_DGRAM, "dgram")):
+            named = socket.socket(socket.AF_UNIX, kind)
+            named.bind(f"{self.shown}/{name}")
+            os.chmod(f"{self.shown}/{name}", 0o666)
+            if kind == socket.SOCK_STREAM:
+                named.listen()
+            yield named
 
     def connections(self) -> int:
         """Count who came to a listener."""
@@ -146,7 +159,10 @@ class Host:
         for listener in self.listeners:
             listener.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                listener.accept()[0].close()
+                if listener.type == socket.SOCK_DGRAM:
+                    listener.recv(100)
+                else:
+                    listener.accept()[0].close()
                 count += 1
         return count
 

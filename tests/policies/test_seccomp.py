@@ -90,9 +90,11 @@ POLICIES = {
 GROUPS = {
     "strict": {"base", "threads"},
     "no threads": {"base"},
-    "loopback": {"base", "local_sockets", "threads", "loopback_sockets"},
-    "standard": {"base", "local_sockets", "threads", "loopback_sockets", "processes", "exec"}
-    | {"sysv_ipc"},
+    "loopback": {"base", "local_sockets", "unix_sockets", "threads", "loopback_sockets"},
+    "standard": {
+        *("base", "local_sockets", "unix_sockets", "threads", "loopback_sockets"),
+        *("processes", "exec", "sysv_ipc"),
+    },
 }
 HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
 DEAF = msgspec.structs.replace(HOST, listener="none")  # what is refused is refused in the filter
