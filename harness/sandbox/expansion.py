@@ -9,7 +9,7 @@ import msgspec
 from ...policies.denied import ANY_DEPTH, denied_by, fixed_part, is_pattern
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy, check_names, lies_in, places_shown
-from ...runner.host.paths import resolve
+from ...runner.host.paths import is_channel, resolve
 
 _MOST_LOOKED_AT = 100_000
 _DOT_NAMES = "/**/.*"  # names that begin with a dot, at any depth below a directory
@@ -21,6 +21,7 @@ def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
     `**` stands for any number of directories, and at the end for the directory above it with all that
     it holds.  A link that a wildcard matches is skipped, unless root owns it and it leads to a place
     below the wildcard's own directory: a user who may write there must not choose what cells see.
+    Named pipes and sockets are skipped too.
     Raises PolicyError, naming the field `name`, for a pattern that is not an absolute path or matches
     nothing, and for a path without wildcards that leads through such a link.
     """
@@ -28,7 +29,10 @@ def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
     for pattern in check_names(name, patterns):
         _check_absolute(name, pattern)
         pattern = pattern.removesuffix("/" + ANY_DEPTH).rstrip("/") or "/"
-        matches = list(_matches(name, pattern)) if is_pattern(pattern) else [resolve(name, pattern)]
+        if is_pattern(pattern):
+            matches = [path for path in _matches(name, pattern) if not is_channel(path)]
+        else:
+            matches = [resolve(name, pattern)]
         if not matches:
             raise PolicyError(
                 f"{name}: {pattern!r} matches nothing on this host", _why_nothing(name, pattern)

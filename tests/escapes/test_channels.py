@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from cellwright import PolicyError, Sandbox
+from cellwright import FilePermission, PermissionSet, PolicyError, Sandbox
 from cellwright.harness.cli.learn import learn
+from cellwright.harness.sandbox.permissions import policy_of
 from cellwright.policies.compile import compile_policy
 from cellwright.policies.host import SOCKETS_ABI, Host
 from cellwright.policies.policy import Filesystem, Policy, Processes, Python, Syscalls
@@ -260,6 +261,13 @@ def test_a_pipe_or_socket_itself_is_shown_only_for_writing(places: Places, name:
     code += f"({path!r}{', os.O_WRONLY | os.O_NONBLOCK' if name == 'pipe' else ''}) and 0"
     with Sandbox(policy=policy, pool=0) as sandbox:
         assert sandbox.execute(code).ok
+
+
+def test_a_wildcard_chooses_no_pipe_and_no_socket(places: Places) -> None:
+    permissions = PermissionSet([FilePermission(allowed_paths=[f"{places.elsewhere}/*"])])
+    names = {os.path.basename(path) for path in policy_of(permissions).filesystem.read}
+    assert {"plain", "folder"} <= names
+    assert not names & {"pipe", "stream", "dgram", "to_pipe", "to_stream"}
 
 
 @pytest.mark.skipif(landlock.abi() >= SOCKETS_ABI, reason="the kernel judges sockets by their path")
