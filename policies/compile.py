@@ -107,7 +107,10 @@ def compile_policy(
         groups=groups,
         refusals=_refusals(table, groups) if listened else {},
         answers=_by_call(table, answers) if listened else {},
-        watched=_numbered(table, {call: call for call in listened.watched}) if listened else {},
+        watched=_numbered(table, {call: call for call in table.watched})
+        if listened and policy.filesystem.watch
+        else {},
+        measured=_numbered(table, {call: call for call in table.measured}) if listened else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
         environment=_environment(policy, host, runs),
         python_path=policy.python.path,
@@ -364,7 +367,8 @@ def _answers_to_locks(table: SyscallTable, *, is_heard: bool, is_alone: bool) ->
 def _listened(policy: Policy, table: SyscallTable, runs: CellLanguage) -> Listened:
     interpreters = LANGUAGES[runs.language].quiet if runs.language in LANGUAGES else ()
     quiet = (*table.quiet, *interpreters)
-    return Listened(quiet, table.watched if policy.filesystem.watch else ())
+    watched = table.watched if policy.filesystem.watch else ()
+    return Listened(quiet, (*watched, *table.measured))
 
 
 def _hand_over(descriptor: int) -> Rule:

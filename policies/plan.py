@@ -104,6 +104,7 @@ class Plan(_Data, frozen=True):
     refusals: dict[int, tuple[str, str]]  # number -> (call, reason); empty without a listener
     answers: dict[int, tuple[CallAnswer, ...]]  # of the listener; EPERM where none holds
     watched: dict[int, str]  # allowed calls that the listener records and lets continue
+    measured: dict[int, str]  # calls that the listener answers with the size of the cell's machine
     locks: dict[int, str]  # calls that lock files, which the listener counts and answers
     environment: dict[str, str]
     python_path: tuple[str, ...]

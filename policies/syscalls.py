@@ -40,6 +40,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
     ]  # the errnos of refused calls and forms; the first that holds counts
     quiet: tuple[str, ...]  # refused without notice to the listener
     watched: tuple[str, ...]  # allowed with notice to the listener
+    measured: tuple[str, ...]  # allowed, and answered by the listener
     unknown: tuple[str, ...]
     numbers: dict[str, int]
 
@@ -132,6 +133,7 @@ def syscall_table() -> SyscallTable:
         answers=(*forms, *wholly),
         quiet=tuple(call for part in parts if "quiet" in part for call in part["calls"]),
         watched=tuple(data["watched"]["calls"]),
+        measured=tuple(data["measured"]["calls"]),
         unknown=tuple(data["unknown"]["calls"]),
         numbers=data["numbers"],
     )

@@ -184,16 +184,17 @@ class Generation:
         self.lose()
         self.launcher.kill()
 
-    def listen(self, descriptor: int) -> Listener:
+    def listen(self, descriptor: int, cgroup: Cgroup) -> Listener:
         """Return the listener of a cell, now that its descriptor has come."""
         if self._lessons is None:
-            return Listener(descriptor, self.plan, self._shown, self._policy.limits.violations)
+            limit = self._policy.limits.violations
+            return Listener(descriptor, self.plan, self._shown, limit, cgroup)
         from .watching.learner import Learner
 
         least = msgspec.structs.replace(
             self.boot, plan=msgspec.structs.replace(self.plan, binds=())
         )
-        return Learner(descriptor, self.plan, Shown(least), self._lessons)
+        return Learner(descriptor, self.plan, Shown(least), self._lessons, cgroup)
 
     def network_of(self, guest: int) -> "CellNetwork | None":
         """Return the network of the cell of `guest`, a pidfd; None if the policy has no loopback."""

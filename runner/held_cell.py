@@ -15,6 +15,7 @@ import msgspec
 from ..policies.errors import InternalError, LauncherLost, LaunchError
 from . import channel
 from .cells import Cell
+from .cgroups import Cgroup
 from .kernel import notifications
 from .messages import Ended, Failed, Ready, Status, WaysOut, decode
 from .result import NetworkRecord
@@ -68,7 +69,7 @@ class Origin(Protocol):
     def give_up(self) -> None:
         """End a launcher that does not answer, and with it every cell."""
 
-    def listen(self, descriptor: int) -> Listener: ...
+    def listen(self, descriptor: int, cgroup: Cgroup) -> Listener: ...
 
     def network_of(self, guest: int) -> "CellNetwork | None":
         """Return the network of the cell of `guest`, a pidfd; None if its policy has no loopback."""
@@ -191,7 +192,7 @@ class HeldCell:
             raise InternalError(f"the {wrong} of a cell is another file")
         cell.pidfd, cell.guest, cell.workspace, *listener = descriptors
         for cell.listener in listener:
-            self.listener = self._origin.listen(cell.listener)
+            self.listener = self._origin.listen(cell.listener, cell.cgroup)
         try:
             self.egress = self._origin.connect(self._sockets)
         finally:
@@ -248,7 +249,7 @@ class HeldCell:
             raise
         finally:
             if self.listener:
-                self.listener.locks.close()
+                self.listener.close()
             if self.egress:
                 self.egress.close()
             self._close_sockets()

@@ -99,7 +99,7 @@ ARROWS = {
         "runner/egress", "runner/kernel", "runner/messages", "runner/channel", "runner/upstream_proxy", "policies/network",
     ),
     "runner/launcher": (
-        "runner/launcher", "runner/fixed_root", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shared_files",
+        "runner/launcher", "runner/fixed_root", "runner/machine", "runner/cell", "runner/kernel", "runner/messages", "runner/channel", "runner/shared_files",
         "policies/plan", "policies/languages", "policies/denied",
     ),
 }  # fmt: skip

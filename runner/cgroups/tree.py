@@ -49,6 +49,9 @@ class Cgroup(Protocol):
     def memory_peak_bytes(self) -> int | None:
         """Return the most memory it has held, None if nothing counts it."""
 
+    def memory_bytes(self) -> int | None:
+        """Return the memory that it holds now, None if nothing counts it."""
+
     @property
     def can_exceed(self) -> bool:
         """Return whether the kernel may grant more than the caps, so that the supervisor has to
@@ -117,6 +120,9 @@ class NoCgroup:
         return CgroupUsage()
 
     def memory_peak_bytes(self) -> int | None:
+        return None
+
+    def memory_bytes(self) -> int | None:
         return None
 
     def has_exceeded(self) -> bool:
@@ -232,6 +238,14 @@ def events_at_cap(path: str, field: str, peak: int | None, cap: int) -> int:
     """Return a count of events that happen at a cap.  A peak far below it proves that there were none,
     which saves opening the file in nearly every call."""
     return 0 if peak is not None and peak < cap // 2 else read_field(path, field) or 0
+
+
+def read_number(path: str) -> int | None:
+    """Return the number in a file, None if it is not there."""
+    try:
+        return int(read(path))
+    except (OSError, ValueError):
+        return None
 
 
 def read_field(path: str, field: str) -> int | None:

@@ -15,6 +15,7 @@ from .tree import (
     give_up,
     open_all,
     processes_in,
+    read_number,
     remove,
     write,
 )
@@ -115,6 +116,10 @@ class CgroupV1:
 
     def memory_peak_bytes(self) -> int | None:
         return self._counters.number("memory_peak")
+
+    def memory_bytes(self) -> int | None:
+        directory = self._directories.get("memory")
+        return read_number(f"{directory}/memory.usage_in_bytes") if directory else None
 
     @property
     def can_exceed(self) -> bool:

@@ -13,6 +13,7 @@ from .tree import (
     give_up,
     open_all,
     read,
+    read_number,
     remove,
     remove_with_cells,
     write,
@@ -75,6 +76,9 @@ class CgroupV2:
 
     def memory_peak_bytes(self) -> int | None:
         return self._counters.number("memory_peak")
+
+    def memory_bytes(self) -> int | None:
+        return read_number(f"{self._directory}/memory.current")
 
     def has_exceeded(self) -> bool:
         return False

@@ -78,9 +78,9 @@ def let_go_on(listener: int, notification: Notification) -> None:
     _send(listener, _RESPONSE.pack(notification.id, 0, 0, _CONTINUE))
 
 
-def succeed(listener: int, notification: Notification) -> None:
-    """Have the call return 0 without being made."""
-    _send(listener, _RESPONSE.pack(notification.id, 0, 0, 0))
+def succeed(listener: int, notification: Notification, value: int = 0) -> None:
+    """Have the call return `value` without being made."""
+    _send(listener, _RESPONSE.pack(notification.id, value, 0, 0))
 
 
 def answer_with(listener: int, notification: Notification, descriptor: int, flags: int) -> bool:

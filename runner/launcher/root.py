@@ -28,6 +28,7 @@ from ..fixed_root import (
 )
 from ..kernel import files, mounts
 from ..kernel.now import Now
+from ..machine import sys_texts
 from ..messages import Boot, Cover, Views
 from .views import ShownPath, SinglyShown, cover, cover_pipes, guard, new_view, open_source
 
@@ -51,7 +52,7 @@ def enter_new_root(boot: Boot) -> tuple[tuple[int, ...], Views]:
         sources = _open_sources(boot)
         for each in sources:
             opened.callback(os.close, each.descriptor)
-        size = {"size": "1M", "mode": "0755", "nr_inodes": "8192"}
+        size = {"size": "4M", "mode": "0755", "nr_inodes": "8192"}
         mounts.put(do, mounts.new(do, "tmpfs", _HARD, **size), _STAGING)
         root = os.open(_STAGING, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, root)
@@ -62,6 +63,7 @@ def enter_new_root(boot: Boot) -> tuple[tuple[int, ...], Views]:
         views = _show(root, sources, boot)
     shared_files = tuple(_mount_shared_files(do, place) for place in boot.shared)
     _write_texts(TEXTS | NETWORK_TEXTS if boot.plan.network else TEXTS)
+    _write_texts(sys_texts(boot.plan))
     _write_client(boot.plan)
     _make_links((*LINKS, *(TERMINAL_LINKS if boot.plan.terminal else ()), *boot.links))
     # The launcher's own, for its id maps; each cell covers it by one of its own, and the kernel
@@ -210,6 +212,7 @@ def _attributes(bind: Bind) -> int:
 
 def _write_texts(texts: dict[str, str]) -> None:
     for path, text in texts.items():
+        os.makedirs(os.path.dirname(_STAGING + path), exist_ok=True)
         with open(_STAGING + path, "x") as file:
             file.write(text)
 

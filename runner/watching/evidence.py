@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..kernel.notifications import Notification
+from ..machine import PROC_NAMES
 from .guest_memory import TEXT_BYTES, bytes_at, text_at
 
 _ACCESS = ("O_RDONLY", "O_WRONLY", "O_RDWR", "3")
@@ -83,7 +84,7 @@ def _absolute(thread: int, directory: int, name: str) -> str:
     already."""
     if name.startswith("/"):
         return name
-    if ".." not in name:
+    if ".." not in name and name not in PROC_NAMES:  # lscpu opens `cpuinfo` in a directory
         return "/workspace/"
     link = "cwd" if directory == _AT_FDCWD else f"fd/{directory}"
     try:

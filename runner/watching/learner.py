@@ -9,6 +9,7 @@ from ...policies.plan import Plan, Rule
 from ...policies.policy import lies_in
 from ...policies.seccomp import number_of
 from ...policies.syscalls import UNIX_SOCKETS, syscall_table
+from ..cgroups.tree import Cgroup
 from ..kernel.notifications import Notification
 from .evidence import OpenAttempt
 from .guest_memory import text_at
@@ -22,9 +23,11 @@ _EXECUTES = ("execve", "execveat")
 class Learner(Listener):
     """Allows what some policy could allow; refuses the rest, as always."""
 
-    def __init__(self, descriptor: int, plan: Plan, shown: Shown, lessons: Lessons) -> None:
+    def __init__(
+        self, descriptor: int, plan: Plan, shown: Shown, lessons: Lessons, cgroup: Cgroup
+    ) -> None:
         """`shown` is what the smallest cell shows anyway; `lessons` is added to."""
-        super().__init__(descriptor, plan, shown, limit=2**31)
+        super().__init__(descriptor, plan, shown, limit=2**31, cgroup=cgroup)
         self._lessons = lessons
         self._grants = _grants()
         # An observed program sees directories with the host's sockets; only this ABI refuses those.

@@ -9,8 +9,10 @@ that does it a great many times is slowed down instead.
 
 import errno
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ...policies.plan import Plan
+from ..cgroups.tree import Cgroup
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..result import SEVERAL, Violation
@@ -19,18 +21,28 @@ from .evidence import OpenAttempt
 from .locks import Locks
 from .shown import Shown
 
+if TYPE_CHECKING:
+    from .machine_files import MachineFiles
+
 _NOTED_IN_FULL = 100  # distinct attempts; after them only the call's name is kept
 _OPENS_AT_ONCE = 20_000
 _OPENS_BETWEEN_RESTS = 100
 DOOR = "/dev/tools"  # which no file has: an open of it is for doors.py
+MACHINE_PLACES = ("/proc/", "/sys/fs/cgroup/")
 REST_SECONDS = 0.01  # so at most 10,000 opens a second, 8 % of a CPU (measured: 8 µs each)
 
 
 class Listener:
     """Answers the notifications of one cell and remembers what was refused."""
 
-    def __init__(self, descriptor: int, plan: Plan, shown: Shown, limit: int) -> None:
+    def __init__(
+        self, descriptor: int, plan: Plan, shown: Shown, limit: int, cgroup: Cgroup
+    ) -> None:
         self._descriptor = descriptor
+        self._plan = plan
+        self._cgroup = cgroup
+        self._machine: MachineFiles | None = None
+        self._measured = plan.measured
         self._refusals = plan.refusals
         self._answers = plan.answers
         self._groups = plan.groups
@@ -52,6 +64,9 @@ class Listener:
             return
         if notification.number in self._watched:
             self._hear_of_open(notification)
+        elif notification.number in self._measured:
+            self._opens += 1
+            self._machine_files().answer_call(notification, self._measured[notification.number])
         elif self.locks.takes(notification):
             self._opens += 1
             self.locks.answer(notification)
@@ -83,9 +98,28 @@ class Listener:
         attempt = evidence.open_attempt(self._watched[notification.number], notification)
         if self.on_door and attempt.path == DOOR:
             self.on_door(notification, attempt.flags)
-        else:
+        elif not self._is_of_machine(notification, attempt):
             self._look_at_open(notification, attempt)
             self._let_go_on(notification)
+
+    def _is_of_machine(self, notification: Notification, attempt: OpenAttempt) -> bool:
+        """Answer an open of a file that tells the size of the machine; return whether it was one."""
+        return attempt.path.startswith(MACHINE_PLACES) and self._machine_files().answer_open(
+            notification, attempt.path, attempt.flags
+        )
+
+    def _machine_files(self) -> "MachineFiles":
+        if self._machine is None:  # few programs ask
+            from .machine_files import MachineFiles
+
+            self._machine = MachineFiles(self._descriptor, self._plan, self._cgroup)
+        return self._machine
+
+    def close(self) -> None:
+        """Free what the listener holds; its descriptor is the cell's."""
+        self.locks.close()
+        if self._machine:
+            self._machine.close()
 
     def _note_lock(self, notification: Notification, call: str, rule: str) -> None:
         self._note(notification, call, evidence.describe(call, notification), rule)

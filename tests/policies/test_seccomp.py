@@ -184,7 +184,7 @@ def heard(name: str, number: int, arguments: tuple[int, ...] = ()) -> int:
     """Say what the filter with a listener must answer, from what the one without does."""
     call = CALLS.get(number, "")
     plain = verdict(FILTERS[name], number, arguments)
-    if call in TABLE.watched or plain == ERRNO | errno.ENOLCK:
+    if call in (*TABLE.watched, *TABLE.measured) or plain == ERRNO | errno.ENOLCK:
         return NOTIFY
     if plain == ALLOW or call in (*TABLE.quiet, *TABLE.unknown) or number > NEWEST_NUMBER:
         return plain
@@ -243,6 +243,9 @@ def test_refusals_name_every_call_that_a_listener_may_hear_of() -> None:
             if verdict(program, number, (2**40,) * 6) == NOTIFY and call not in TABLE.watched:
                 if call == "flock":
                     assert plan.locks[number] == call
+                    continue
+                if call in TABLE.measured:
+                    assert plan.measured[number] == call
                     continue
                 assert plan.refusals[number][0] == call
                 assert plan.refusals[number][1]

@@ -1,0 +1,144 @@
+"""A cell sees a machine of its own size, whatever a runtime asks."""
+
+import os
+import shutil
+
+import msgspec
+import pytest
+
+from cellwright import Sandbox
+from cellwright.runner import launch
+from cellwright.runner.machine import PROC_NAMES, SETTINGS
+from tests.conftest import OPTIONAL, policy_named, with_limits
+
+pytestmark = pytest.mark.needs("userns")
+MIB = 1024 * 1024
+HOST = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+ASKS = """
+import os
+lines = open("/proc/meminfo").read().split("\\n")
+with open("/proc/cpuinfo") as file:
+    stanzas = file.read().count("processor\\t")
+[os.cpu_count(), len(os.sched_getaffinity(0)), os.sysconf("SC_NPROCESSORS_CONF"), stanzas,
+ os.sysconf("SC_PHYS_PAGES") * 4096, int(lines[0].split()[1]) * 1024,
+ int(open("/sys/fs/cgroup/memory.max").read()), open("/sys/fs/cgroup/cpu.max").read(),
+ open("/proc/self/cgroup").read(), open("/sys/fs/cgroup/pids.max").read()]
+"""
+
+
+def test_every_way_to_ask_tells_the_limits_of_the_cell(strict: Sandbox) -> None:
+    limits = policy_named("strict").limits
+    assert limits.memory_bytes < HOST
+    assert strict.execute(ASKS).value == [
+        1, 1, 1, 1, limits.memory_bytes, limits.memory_bytes, limits.memory_bytes,
+        "100000 100000\n", "0::/\n", f"{limits.processes}\n",
+    ]  # fmt: skip
+    assert strict.execute(ASKS).violations == ()
+
+
+def test_without_the_listener_runtimes_see_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))
+    probe = launch.probe_host
+    monkeypatch.setattr(
+        launch,
+        "probe_host",
+        lambda *given: msgspec.structs.replace(probe(*given), listener="switched off"),
+    )
+    with Sandbox(policy=deaf, pool=0) as box:
+        result = box.execute("import os; os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')")
+    assert result.value == HOST
+
+
+def test_a_cell_of_two_processors_has_two(workshop: Sandbox) -> None:
+    expected = min(2, len(os.sched_getaffinity(0)))
+    result = workshop.execute(
+        "nproc; grep -c ^processor /proc/cpuinfo; getconf _NPROCESSORS_ONLN", "bash"
+    )
+    assert result.stdout.split() == [str(expected)] * 3
+
+
+def test_an_affinity_that_a_program_set_is_what_it_reads(workshop: Sandbox) -> None:
+    result = workshop.execute(
+        "import os\nfirst = min(os.sched_getaffinity(0))\nos.sched_setaffinity(0, {first})\n"
+        "os.sched_getaffinity(0) == {first}"
+    )
+    assert result.value is True
+
+
+@pytest.mark.needs("cgroup")
+def test_memory_that_a_cell_takes_is_missing_in_what_it_sees(strict: Sandbox) -> None:
+    code = """
+def available():
+    lines = open("/proc/meminfo").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+before = available()
+kept = b"x" * (64 << 20)
+before - available() >= 60 * 1024 and int(open("/sys/fs/cgroup/memory.current").read()) >= 64 << 20
+"""
+    assert strict.execute(code).value is True
+
+
+def test_every_file_of_the_machine_can_be_read_and_none_written(strict: Sandbox) -> None:
+    names = sorted(
+        [*PROC_NAMES, *(f"sys/{name}" for name in SETTINGS if os.path.exists(f"/proc/sys/{name}"))]
+    )
+    code = f"""
+import os
+seen = []
+for name in {names!r}:
+    try:
+        open("/proc/" + name, "rb").read()
+        descriptor = os.open("/proc/" + name, os.O_RDONLY)
+        os.write(descriptor, b"x")
+    except OSError as error:
+        if error.errno != 9:  # EBADF: it was opened for reading
+            seen.append((name, error.errno))
+    for write in (lambda: os.write(os.open(f"/proc/self/fd/{{descriptor}}", os.O_RDWR), b"x"),
+                  lambda: os.truncate(f"/proc/self/fd/{{descriptor}}", 9000)):
+        try:
+            write()
+            seen.append((name, "written"))
+        except OSError:
+            pass
+    os.close(descriptor)
+[seen, open("/proc/cpuinfo").read(9), open("/proc/meminfo").read(9)]
+"""  # fmt: skip
+    assert strict.execute(code).value == [[], "processor", "MemTotal:"]
+
+
+def test_files_are_found_from_a_directory_too(workshop: Sandbox) -> None:
+    assert workshop.execute("cd /proc && head -c 9 meminfo", "bash").stdout == "MemTotal:"
+    result = workshop.execute("lscpu | grep '^CPU(s):'", "bash")
+    assert result.stdout.split()[-1] == str(min(2, len(os.sched_getaffinity(0))))
+
+
+def test_a_flood_of_opens_takes_little_of_the_host(strict: Sandbox) -> None:
+    """Content that is new needs memory of the supervisor: beyond a budget a cell gets the last one again."""
+    code = """
+kept = [open("/proc/meminfo") for _ in range(900)]
+import os
+len({os.fstat(each.fileno()).st_ino for each in kept})
+"""
+    assert 1 < strict.execute(code).value < 400
+
+
+@pytest.mark.parametrize("command", ["ps aux", "free", "uptime", "lscpu", "vmstat", "df", "mount"])
+def test_tools_that_ask_about_the_machine_work(workshop: Sandbox, command: str) -> None:
+    assert shutil.which(command.split()[0]), f"install procps, util-linux: {command}"
+    result = workshop.execute(command, "bash")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_node_sees_its_memory_and_processors(workshop: Sandbox) -> None:
+    code = (
+        "const os = require('os'); [os.cpus().length, os.totalmem(), process.constrainedMemory()]"
+    )
+    memory = policy_named("workshop").limits.memory_bytes
+    expected = [min(2, len(os.sched_getaffinity(0))), memory, memory]
+    assert workshop.execute(f"console.log(JSON.stringify({code.partition('; ')[2]}))".replace("os.", "require('os')."), "javascript").stdout == f"[{','.join(map(str, expected))}]\n"  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [64 * MIB, 200 * MIB])
+def test_the_size_follows_the_policy(limit: int) -> None:
+    with Sandbox(policy=with_limits(policy_named("strict"), memory_bytes=limit), pool=0) as box:
+        assert box.execute("import os; os.sysconf('SC_PHYS_PAGES') * 4096").value == limit
