@@ -152,6 +152,11 @@ _NEEDS = {
     "frameworks": (ROOT / ".frameworks" / "stamp").is_file,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
     "curl": lambda: shutil.which("curl") is not None,
+    "gunicorn": lambda: importlib.util.find_spec("gunicorn") is not None,
+    "nginx": lambda: (
+        shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
+    ),
+    "php": lambda: shutil.which("php") is not None,
     "openssl": lambda: shutil.which("openssl") is not None,
     "chromium": lambda: shutil.which("chromium") is not None,
     "bash_completion": Path("/usr/share/bash-completion/bash_completion").is_file,

@@ -1,18 +1,14 @@
-"""Paths of HTTP requests in one canonical spelling, so that servers cannot read them differently.
-
-Also the headers by which servers are told another request than the one that rules allowed.
-"""
+"""Paths of HTTP requests in one canonical spelling, so that servers cannot read them differently."""
 
 import re
 
 _LONGEST = 8192
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+_ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 _PLAIN = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/%-]+")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
-_OVERRIDES = frozenset(
-    ("forwarded", "x-http-method", "x-http-method-override", "x-method-override")
-)
-_OVERRIDE_PREFIXES = ("x-forwarded-", "x-original-", "x-rewrite-")
+# `/`, and characters of which Windows makes `/` or a backslash in some of its code pages.
+_SEPARATOR = re.compile("[/\\\\\u2044\u2215\u2216\u00a5\u20a9]")
 
 
 class PathError(ValueError):
@@ -28,25 +24,42 @@ def canonical_path(path: str) -> str:
 
     Escaped letters, digits, `.`, `-`, `_` and `~` are decoded, as RFC 3986 6.2.2.2 says; other escapes
     get upper case.  Refused is what servers and proxies disagree about: dot segments, empty segments,
-    and slashes, backslashes, percent signs, semicolons and control characters that are escaped.
+    slashes, backslashes, percent signs, semicolons and control characters that are escaped, and escapes
+    that are not UTF-8.
     """
     if not path.startswith("/") or len(path) > _LONGEST:
         raise PathError(path, f"must begin with / and have at most {_LONGEST} characters")
     if not _PLAIN.fullmatch(path) or "%" in _ESCAPE.sub("", path):
         raise PathError(path, "has a character that must be escaped, or an invalid escape")
     found = _ESCAPE.sub(lambda escape: _decoded(path, escape[1]), path)
-    segments = found.split("/")[1:]
-    for segment in segments:
-        if segment.partition(";")[0] in (".", ".."):
-            raise PathError(path, "has a dot segment")
-    if "" in segments[:-1]:
+    if _has_dot_segment(found):
+        raise PathError(path, "has a dot segment")
+    if "//" in found:
         raise PathError(path, "has an empty segment")
     return found
 
 
-def overrides_request(header: str) -> bool:
-    """Tell whether servers may take another method, path or host from a header, in lower case."""
-    return header in _OVERRIDES or header.startswith(_OVERRIDE_PREFIXES)
+def _has_dot_segment(path: str) -> bool:
+    """Tell whether some server takes a segment of a canonical path for `.` or `..`.
+
+    Servers fold characters such as the full-width dot (NFKC), cut parameters off, and remove spaces.
+    Raises PathError for escapes that are not UTF-8, by which `%C0%AE` was a dot.
+    """
+    try:
+        text = _ESCAPED.sub(
+            lambda escape: bytes.fromhex(escape[1].decode()), path.encode()
+        ).decode()
+    except UnicodeDecodeError:
+        raise PathError(path, "has escapes that are not UTF-8") from None
+    readings = [text] if text.isascii() else [text, _folded(text)]
+    segments = (segment for each in readings for segment in _SEPARATOR.split(each))
+    return any(each.partition(";")[0].rstrip(" ") in (".", "..") for each in segments)
+
+
+def _folded(text: str) -> str:
+    import unicodedata  # few paths are not ASCII
+
+    return unicodedata.normalize("NFKC", text)
 
 
 def _decoded(path: str, digits: str) -> str:

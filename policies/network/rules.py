@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from .names import HostNameError, canonical_name
+from .overrides import header_with_path, overriding_header, parameter_with_method
 from .paths import PathError, canonical_path
 from .rule import NetworkDenial, NetworkRule
 
@@ -29,6 +30,15 @@ class NetworkVerdict(NamedTuple):
     reason: str
     name: str = ""
     matching: tuple[NetworkRule, ...] = ()
+
+
+class HttpRequest(NamedTuple):
+    """What rules decide about: `query` may have its `?`, `headers` are names alone."""
+
+    method: str
+    path: str
+    query: str = ""
+    headers: tuple[str, ...] = ()
 
 
 class NetworkRules:
@@ -76,22 +86,31 @@ class NetworkRules:
         return NetworkVerdict(True, str(found[0]), "", name, found)
 
     def decide_request(
-        self, name: str, port: int, scheme: str, method: str, path: str, *, age_seconds: float = 0.0
+        self, name: str, port: int, scheme: str, asked: HttpRequest, *, age_seconds: float = 0.0
     ) -> NetworkVerdict:
-        """Decide about an HTTP request by its method and path too; the query is no part of `path`.
+        """Decide about an HTTP request by its method and path too.
 
-        A path that servers may read in different ways matches no rule that has paths.
+        A path that servers may read in different ways matches no rule that has paths.  A request with
+        a header or parameter that names another one matches no rule that it could get around.
         """
         verdict = self.decide(name, port, scheme, age_seconds=age_seconds)
         if not verdict.is_allowed:
             return verdict
+        if header := overriding_header(asked.headers):
+            why = f"the header {header[:60]} can name another request"
+            return NetworkVerdict(False, verdict.rule, why, verdict.name)
         try:
-            canonical, why = canonical_path(path), ""
+            canonical, why = canonical_path(asked.path), ""
         except PathError as error:  # which only a rule without paths allows
             canonical, why = None, f", which {error.reason}"
+        if header := header_with_path(asked.headers):
+            canonical, why = None, f", beside which the header {header[:60]} names another"
+        method = asked.method
+        if parameter := parameter_with_method(asked.query):
+            method, why = "", f", and the parameter {parameter[:60]!a} can name another method"
         found = tuple(rule for rule in verdict.matching if _allows_request(rule, method, canonical))
         if not found:
-            why = f"{verdict.name}: no rule allows {method[:20]} of this path{why}"
+            why = f"{verdict.name}: no rule allows {asked.method[:20]} of this path{why}"
             return NetworkVerdict(False, verdict.rule, why, verdict.name)
         return verdict._replace(rule=str(found[0]), matching=found)
 

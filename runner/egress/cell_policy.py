@@ -8,7 +8,13 @@ import msgspec
 
 from ...policies.network.names import canonical_name
 from ...policies.network.rule import NetworkDenial, NetworkRule
-from ...policies.network.rules import NetworkRules, NetworkVerdict, any_sni, reads_requests
+from ...policies.network.rules import (
+    HttpRequest,
+    NetworkRules,
+    NetworkVerdict,
+    any_sni,
+    reads_requests,
+)
 from ..messages import Refusal, decode
 
 _MOST_NAMES = 256  # that are remembered as refused
@@ -72,10 +78,10 @@ class CellPolicy:
             any_sni(verdict.matching, port),
         )
 
-    def why_not_request(self, name: str, port: int, method: str, path: str) -> str:
+    def why_not_request(self, name: str, port: int, asked: HttpRequest) -> str:
         """Return why a request over plain HTTP is refused, empty if it is allowed."""
         age = time.monotonic() - self._made_at
-        return self.rules.decide_request(name, port, "http", method, path, age_seconds=age).reason
+        return self.rules.decide_request(name, port, "http", asked, age_seconds=age).reason
 
     def why_ended(self, name: str, port: int, grant: Grant) -> str:
         """Return why a connection that was granted must end, empty if it may go on."""

@@ -13,7 +13,9 @@ _RECORD_HEADER, _MESSAGE_HEADER = 5, 4
 _MOST_RECORD_BYTES = 1 << 14
 _MOST_RECORDS = 128  # each is work; clients send one, or a few
 _MOST_MESSAGE_BYTES = 48 * 1024
-_SERVER_NAME, _ENCRYPTED_HELLO = 0, 0xFE0D
+_SERVER_NAME = 0
+# encrypted_client_hello, as it is (0xFE0D) and as its drafts were, and encrypted_server_name before.
+_ENCRYPTED_HELLO = frozenset((0xFFCE, 0xFF02, *range(0xFE08, 0xFE0E)))
 _HOST_NAME = 0
 
 
@@ -25,7 +27,7 @@ class ClientHello(NamedTuple):
     """What a ClientHello says of the server."""
 
     server_name: str | None
-    is_encrypted: bool  # it has the extension encrypted_client_hello, so the name may be another's
+    is_encrypted: bool  # it has a second, encrypted name, so the plain one may be another's
 
 
 def begins_tls(data: bytes) -> bool:
@@ -116,7 +118,7 @@ def _hello(message: bytes) -> ClientHello:
     if not reader.is_at_end():
         raise HelloError("bytes after the extensions")
     name = _server_name(extensions[_SERVER_NAME]) if _SERVER_NAME in extensions else None
-    return ClientHello(name, is_encrypted=_ENCRYPTED_HELLO in extensions)
+    return ClientHello(name, is_encrypted=not _ENCRYPTED_HELLO.isdisjoint(extensions))
 
 
 def _extensions(data: bytes) -> dict[int, bytes]:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 import h11
 
 from ...policies.network.names import canonical_name
-from ...policies.network.paths import overrides_request
+from ...policies.network.rules import HttpRequest
 from .relay import RefusedError, Turns
 
-WhyNot = Callable[[str, str], str]  # a method and a path must not be requested; empty if they may
+WhyNot = Callable[[HttpRequest], str]  # a request must not be made; empty if it may
 _CHUNK_BYTES = 64 * 1024
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_PIECES = 256  # of a head
@@ -81,7 +81,7 @@ class _Side:
 class RequestReader:
     """Reads the requests of a program, and refuses those that the rules do not allow.
 
-    `request` is the method and the path of the one that has no whole answer yet.
+    `request` is the one that has no whole answer yet.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RequestReader:
         self._port = port
         self._why_not = why_not
         self.used_at = time.monotonic()
-        self.request: tuple[str, str] | None = None
+        self.request: HttpRequest | None = None
         self.side = _Side(guest, h11.SERVER, turns, self._use, self._use)
         if first:  # h11 takes no bytes for the end
             self.side.http.receive_data(first)
@@ -108,7 +108,7 @@ class RequestReader:
 
     def why_not_now(self) -> str:
         """Return why the request that has no whole answer must end, empty if it may go on."""
-        return self._why_not(*self.request) if self.request else ""
+        return self._why_not(self.request) if self.request else ""
 
     async def next(self) -> h11.Request | None:
         """Return the next request as it goes to the server, None at the end of the stream.
@@ -150,17 +150,15 @@ class RequestReader:
             b"content-length" in names or request.http_version == b"1.0"
         ):
             return "a request with two lengths"
-        for name in names:
-            if overrides_request(name.decode("ascii")):
-                return f"the header {name[:60].decode('ascii')} can name another request"
         for name, value in request.headers:
             if name == b"host" and not self._is_own(value.decode("latin-1")):
                 return f"the header Host is {value[:253].decode('latin-1')!a}"
         if request.method == b"CONNECT" or not request.target.startswith(b"/"):
             return "the target of the request is not a path"
-        path = request.target.partition(b"?")[0].decode("ascii", "replace")
-        self.request = request.method.decode("ascii"), path
-        return self._why_not(*self.request)
+        path, _, query = request.target.decode("ascii", "replace").partition("?")
+        headers = tuple(name.decode("ascii") for name in names)
+        self.request = HttpRequest(request.method.decode("ascii"), path, query, headers)
+        return self._why_not(self.request)
 
     def _is_own(self, authority: str) -> bool:
         name, _, port = authority.partition(":")

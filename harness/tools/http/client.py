@@ -16,7 +16,7 @@ from ....policies.errors import PolicyError, ToolArgumentsInvalid, ToolDenied, T
 from ....policies.network.addresses import refusal_of
 from ....policies.network.checks import check_rules
 from ....policies.network.rule import NetworkDenial, NetworkRule
-from ....policies.network.rules import NetworkRules, NetworkVerdict
+from ....policies.network.rules import HttpRequest, NetworkRules, NetworkVerdict
 from ....policies.network.usage import RuleUse
 from ....runner.kernel.own_addresses import is_own_address
 from ....runner.upstream_proxy import proxy_of
@@ -88,6 +88,7 @@ class _Hop(NamedTuple):
     method: str
     headers: dict[str, str]
     body: bytes
+    caller: str
 
 
 class _Progress:
@@ -139,12 +140,12 @@ class HttpClient:
 
     def request(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes,
-        secrets: Mapping[str, str], record: Record,
+        secrets: Mapping[str, str], record: Record, caller: str = "",
     ) -> tuple[Target, HttpAnswer]:  # fmt: skip
         """Return the answer to a request and the target that gave it, after redirects.
 
-        `secrets` are the credentials by their key.  Raises ToolDenied, ToolArgumentsInvalid and
-        ToolFailed.
+        `secrets` are the credentials by their key; each `caller` has its share of lookups.  Raises
+        ToolDenied, ToolArgumentsInvalid and ToolFailed.
         """
         if method not in METHODS:
             raise ToolArgumentsInvalid(f"method: must be one of {', '.join(METHODS)}")
@@ -155,7 +156,7 @@ class HttpClient:
         except TargetError as error:
             raise ToolDenied(f"url: {error}") from None
         deadline = CallDeadline(self._caps.seconds)
-        hop, is_away = _Hop(first, method, checked_headers(headers), body), False
+        hop, is_away = _Hop(first, method, checked_headers(headers), body, caller), False
         for _ in range(self._caps.redirects + 1):
             # None at the first origin either, once a redirect of another one has chosen the URL.
             given = {} if is_away else secrets
@@ -198,7 +199,7 @@ class HttpClient:
         progress.verdict = verdict = self._decide(hop)
         headers = self._with_credentials(hop, secrets)
         with self._counted(verdict, progress):
-            sock = self._connected(target, verdict, deadline, progress)
+            sock = self._connected(hop, verdict, deadline, progress)
             with contextlib.closing(sock):
                 is_plain = target.scheme == "http"
                 if self._proxy and is_plain:
@@ -216,9 +217,10 @@ class HttpClient:
 
     def _decide(self, hop: _Hop) -> NetworkVerdict:
         """Return the verdict of the rules, before the name is resolved: a lookup tells it to others."""
-        scheme, host, port, path, _ = hop.target
+        scheme, host, port, path, query = hop.target
+        asked = HttpRequest(hop.method, path, query, tuple(hop.headers))
         age = time.monotonic() - self._made_at
-        verdict = self._rules.decide_request(host, port, scheme, hop.method, path, age_seconds=age)
+        verdict = self._rules.decide_request(host, port, scheme, asked, age_seconds=age)
         if not verdict.is_allowed:
             raise ToolDenied(verdict.reason)
         return verdict
@@ -229,15 +231,13 @@ class HttpClient:
                 return with_credential(hop.headers, credential, secrets[credential.key])
         return hop.headers
 
-    def _vetted(
-        self, target: Target, verdict: NetworkVerdict, deadline: CallDeadline
-    ) -> Sequence[str]:
+    def _vetted(self, hop: _Hop, verdict: NetworkVerdict, deadline: CallDeadline) -> Sequence[str]:
         """Return the addresses of a name; raises ToolDenied if one of them must not be dialled.
 
         An answer that mixes public and private addresses is an attack or a mistake.
         """
-        networks = self._rules.networks(verdict)
-        found = addresses_of(target.host, target.port, self._resolve, deadline)
+        target, networks = hop.target, self._rules.networks(verdict)
+        found = addresses_of(target.host, target.port, self._resolve, deadline, hop.caller)
         for address in found:
             if refusal_of(address, networks, is_own=is_own_address):
                 raise ToolDenied(
@@ -246,14 +246,17 @@ class HttpClient:
         return found
 
     def _connected(
-        self, target: Target, verdict: NetworkVerdict, deadline: CallDeadline, progress: _Progress
+        self, hop: _Hop, verdict: NetworkVerdict, deadline: CallDeadline, progress: _Progress
     ) -> socket.socket:
         """Return a connection to a checked address of the target, or through the proxy."""
+        target = hop.target
         if self._proxy:
             host, port = self._proxy.host, self._proxy.port
-            sock = dial(addresses_of(host, port, self._resolve, deadline), port, deadline)
+            sock = dial(
+                addresses_of(host, port, self._resolve, deadline, hop.caller), port, deadline
+            )
         else:
-            sock = dial(self._vetted(target, verdict, deadline), target.port, deadline)
+            sock = dial(self._vetted(hop, verdict, deadline), target.port, deadline)
         try:
             progress.address = str(sock.getpeername()[0])
             if target.scheme == "http":
@@ -309,4 +312,4 @@ def _following(hop: _Hop, answer: HttpAnswer) -> _Hop | None:
         headers = {name: value for name, value in headers.items() if name.lower() != "content-type"}
     if target.origin != hop.target.origin:
         headers = for_another_origin(headers)
-    return _Hop(target, method, headers, body)
+    return _Hop(target, method, headers, body, hop.caller)

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +21,8 @@ from .targets import Target
 
 _HEADER_BYTES = 256 * 1024  # of all headers and chunk sizes, beyond the body's own
 _CHUNK = 65_536
-_LOOKUPS = threading.Semaphore(16)  # at a time; getaddrinfo(3) cannot be interrupted
+_MOST_INTERIM = 16  # answers, such as 103, before the final one (RFC 9110, 15.2)
+_SWITCHING = 101
 _MOST_ADDRESSES = 16
 _FINAL = 200  # statuses below it are interim answers
 _MOST_MEMBERS = 16  # of gzip in one body: each costs a copy of the rest
@@ -65,11 +67,47 @@ def system_addresses(name: str, port: int) -> Sequence[str]:
     return [str(sockaddr[0]) for *_, sockaddr in found]
 
 
-def addresses_of(name: str, port: int, resolve: Resolve, deadline: CallDeadline) -> Sequence[str]:
+class _Lookups:
+    """Counts lookups, which cannot be interrupted (getaddrinfo(3)), also once nobody waits for them.
+
+    No caller takes the threads of others: names that it may ask for can have slow name servers.
+    """
+
+    _MOST, _MOST_OF_CALLER = 512, 4
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._of_callers: Counter[str] = Counter()
+
+    def begin(self, caller: str, deadline: CallDeadline) -> None:
+        """Count a lookup, once there may be one more; raises HttpError."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has_room(caller), deadline.left()):
+                raise deadline.passed()
+            self._of_callers[caller] += 1
+
+    def end(self, caller: str) -> None:
+        with self._changed:
+            self._of_callers[caller] -= 1
+            self._of_callers += Counter()  # without those that have none
+            self._changed.notify_all()
+
+    def _has_room(self, caller: str) -> bool:
+        return (
+            self._of_callers[caller] < self._MOST_OF_CALLER
+            and self._of_callers.total() < self._MOST
+        )
+
+
+_LOOKUPS = _Lookups()
+
+
+def addresses_of(
+    name: str, port: int, resolve: Resolve, deadline: CallDeadline, caller: str = ""
+) -> Sequence[str]:
     """Resolve a name once, in a thread, so that the deadline holds; raises HttpError."""
     found: list[Sequence[str] | OSError] = []
-    if not _LOOKUPS.acquire(timeout=deadline.left()):
-        raise deadline.passed()
+    _LOOKUPS.begin(caller, deadline)
 
     def ask() -> None:
         try:
@@ -77,13 +115,13 @@ def addresses_of(name: str, port: int, resolve: Resolve, deadline: CallDeadline)
         except (OSError, UnicodeError) as error:
             found.append(OSError(str(error)))
         finally:
-            _LOOKUPS.release()
+            _LOOKUPS.end(caller)
 
     thread = threading.Thread(target=ask, name="http-lookup", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # no thread can be started
-        _LOOKUPS.release()
+        _LOOKUPS.end(caller)
         raise HttpError(f"{name} cannot be resolved now") from None
     thread.join(deadline.left())
     if not found:
@@ -145,8 +183,9 @@ class _Stream(io.RawIOBase):
     def __init__(self, sock: socket.socket, deadline: CallDeadline, budget: int) -> None:
         self._sock = sock
         self._deadline = deadline
-        self._budget = budget
+        self.budget = budget
         self.received_bytes = 0
+        self._buffer = io.BufferedReader(self, _CHUNK)
 
     def readable(self) -> bool:
         return True
@@ -155,12 +194,13 @@ class _Stream(io.RawIOBase):
         self._sock.settimeout(self._deadline.left())
         count = self._sock.recv_into(buffer)
         self.received_bytes += count
-        if self.received_bytes > self._budget:
+        if self.received_bytes > self.budget:
             raise HttpError("the answer is too large")
         return count
 
-    def makefile(self, *_: object) -> io.BufferedReader:
-        return io.BufferedReader(self, _CHUNK)
+    def makefile(self, *_: object) -> Any:
+        """Return the one buffer of all answers: an interim one may have come with the next."""
+        return self._buffer
 
 
 def receive(
@@ -170,12 +210,10 @@ def receive(
 
     `most_bytes` caps the body as it is sent, and again as it is decompressed.
     """
-    stream = _Stream(sock, deadline, most_bytes + _HEADER_BYTES)
-    response = http.client.HTTPResponse(cast("socket.socket", stream), method=method)
-    with _told(deadline), contextlib.closing(response):
-        response.begin()
-        if response.status < _FINAL:
-            raise HttpError(f"the server answered {response.status}: no other protocol is spoken")
+    stream = _Stream(sock, deadline, _HEADER_BYTES)
+    with _told(deadline), contextlib.closing(stream.makefile()):
+        response = _final(stream, method)
+        stream.budget += most_bytes
         body = response.read(most_bytes + 1)
         if len(body) > most_bytes:
             raise HttpError(f"the answer is larger than {most_bytes} bytes")
@@ -184,6 +222,19 @@ def receive(
         headers = _headers(response)
         body = decompressed(body, headers.get("content-encoding", ""), most_bytes)
     return HttpAnswer(response.status, headers, body, stream.received_bytes)
+
+
+def _final(stream: _Stream, method: str) -> http.client.HTTPResponse:
+    """Return the final answer, whose body was not read; raises HttpError."""
+    for _ in range(_MOST_INTERIM + 1):
+        response = http.client.HTTPResponse(cast("socket.socket", stream), method=method)
+        response.begin()  # leaves out 100 itself, as many as the budget allows
+        if response.status >= _FINAL:
+            return response
+        if response.status == _SWITCHING:
+            raise HttpError(f"the server answered {_SWITCHING}: no other protocol is spoken")
+        cast("Any", response).fp = None  # the buffer, which it would close
+    raise HttpError(f"the server sent more than {_MOST_INTERIM} interim answers")
 
 
 @contextlib.contextmanager

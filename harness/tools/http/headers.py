@@ -7,7 +7,8 @@ import msgspec
 
 from ....policies.errors import PolicyError, ToolArgumentsInvalid, ToolFailed
 from ....policies.network.names import HostNameError
-from ....policies.network.paths import PathError, canonical_path, overrides_request
+from ....policies.network.overrides import FRAMING, canonical_header, overriding_header
+from ....policies.network.paths import PathError, canonical_path
 from ....policies.network.rules import canonical_pattern, matches_host, matches_path
 from .targets import Target
 
@@ -16,12 +17,7 @@ _MOST_BYTES = 16_384
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.6.2
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 # They frame the message, choose another protocol, or tell servers another client.
-_RESERVED = frozenset(
-    (
-        "accept-encoding", "connection", "content-length", "expect", "host", "http2-settings",
-        "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via", "x-real-ip",
-    )
-)  # fmt: skip
+_RESERVED = FRAMING | {"accept-encoding", "via"}
 _KEPT = frozenset(("accept", "accept-language", "content-type", "user-agent"))  # by another origin
 
 
@@ -75,7 +71,7 @@ def check_credentials(credentials: Sequence[HttpCredential]) -> None:
             raise PolicyError(f"{place}: host: must not be '*': every host would get it")
         if each.template.count("{}") != 1 or not _VALUE.fullmatch(each.template):
             raise PolicyError(f"{place}: template: must have {{}} once, got {each.template!a}")
-        if not _NAME.fullmatch(each.header) or _is_reserved(each.header.lower()):
+        if not _NAME.fullmatch(each.header) or _is_reserved(each.header):
             raise PolicyError(f"{place}: header: must be the name of a header, got {each.header!a}")
         for path in each.paths or ():
             if not path.startswith("/"):
@@ -88,12 +84,12 @@ def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
         raise ToolArgumentsInvalid(
             f"headers: must be at most {_MOST} with {_MOST_BYTES} characters together"
         )
-    if len({name.lower() for name in headers}) < len(headers):
-        raise ToolArgumentsInvalid("headers: a name must not occur twice, in whatever case")
+    if len({canonical_header(name) for name in headers}) < len(headers):
+        raise ToolArgumentsInvalid("headers: a name must not occur twice, in whatever spelling")
     for name, value in headers.items():
         if not _NAME.fullmatch(name):
             raise ToolArgumentsInvalid(f"headers: {name[:60]!a} is not the name of a header")
-        if _is_reserved(name.lower()):
+        if _is_reserved(name):
             raise ToolArgumentsInvalid(f"headers: {name}: the host sets it, or it is not allowed")
         if not _VALUE.fullmatch(value):
             raise ToolArgumentsInvalid(f"headers: {name}: has a control character")
@@ -104,7 +100,8 @@ def with_credential(
     headers: dict[str, str], credential: HttpCredential, secret: str
 ) -> dict[str, str]:
     """Return `headers` with a credential; raises ToolArgumentsInvalid if the caller set that header."""
-    if any(name.lower() == credential.header.lower() for name in headers):
+    own = canonical_header(credential.header)
+    if any(canonical_header(name) == own for name in headers):
         raise ToolArgumentsInvalid(f"headers: {credential.header}: the host sets it; leave it out")
     if not _VALUE.fullmatch(secret):
         raise ToolFailed(
@@ -119,4 +116,7 @@ def for_another_origin(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _is_reserved(name: str) -> bool:
-    return name in _RESERVED or name.startswith("proxy-") or overrides_request(name)
+    canonical = canonical_header(name)
+    return (
+        canonical in _RESERVED or canonical.startswith("proxy-") or bool(overriding_header((name,)))
+    )

@@ -66,7 +66,7 @@ def http_tool(client: HttpClient, name: str = "http.request") -> Tool:
         secrets = {key: arguments[_SECRET.format(key)] for key in keys}
         target, answer = client.request(
             arguments.get("method", "GET"), arguments["url"], headers, body, secrets,
-            lambda record: _record(caller, record),
+            lambda record: _record(caller, record), caller.id,
         )  # fmt: skip
         return _result(target, answer)
 

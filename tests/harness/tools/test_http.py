@@ -33,7 +33,12 @@ from cellwright import (
 )
 from cellwright.harness.making.builtin import api_query
 from cellwright.harness.tools.caller import Caller
-from cellwright.harness.tools.http.exchange import HttpError, decompressed
+from cellwright.harness.tools.http.exchange import (
+    CallDeadline,
+    HttpError,
+    addresses_of,
+    decompressed,
+)
 from tests.conftest import policy_named
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -607,6 +612,7 @@ HOSTILE = {
     "endless headers": (endless(b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 1000), "too large|invalid"),
     "an endless status": (endless(b"HTTP/1.1 200 ", b"x" * 65536), "too large|invalid"),
     "endless interim answers": (endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "too large|invalid"),
+    "endless hints": (endless(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100), "more than 16 interim answers"),
     "another protocol": (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n", "answered 101"),
     "a compressed bomb": (answer(body=BOMB, Content_Encoding="gzip"), "larger than 100000 bytes, decompressed"),
     "many members": (answer(body=gzip.compress(b"") * 1000, Content_Encoding="gzip"), "too many compressed parts"),
@@ -625,6 +631,69 @@ def test_a_hostile_answer_is_an_error_in_time_and_size(serve: Serve, reply: Any,
     caps = HttpCaps(seconds=0.5 if said.startswith("no whole") else 20.0, response_bytes=100_000)
     with pytest.raises(ToolFailed, match=said):
         call(broker(rule(NAMES[0], server.port), caps=caps), f"http://{NAMES[0]}:{server.port}/")
+
+
+def test_interim_answers_are_left_out(serve: Serve) -> None:
+    interim = (
+        b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" * 8 + b"HTTP/1.1 100 Continue\r\n\r\n" * 8
+    )
+    server = serve(lambda _: interim + answer(body=b"ok"))
+    tools = broker(rule("api.example.org", server.port))
+    assert call(tools, f"http://api.example.org:{server.port}/")["body"] == "ok"
+
+
+@pytest.mark.parametrize("path", ["?_method=DELETE", "%c0%ae%c0%ae/x", "%ef%bc%8e%ef%bc%8e/x"])
+def test_a_request_that_servers_may_take_for_another_is_not_sent(serve: Serve, path: str) -> None:
+    server = serve(lambda _: JSON)
+    tools = broker(
+        rule("api.example.org", server.port, methods=("POST",), paths=("/a/*",)),
+        rule("other.example.org", server.port),
+    )
+    with pytest.raises(ToolDenied, match="which|parameter"):
+        call(tools, f"http://api.example.org:{server.port}/a/{path}", method="POST")
+    assert server.requests == []
+    call(tools, f"http://other.example.org:{server.port}/a/{path}", method="POST")
+    assert len(server.requests) == 1
+
+
+def test_a_second_path_is_not_sent_where_rules_have_paths(serve: Serve) -> None:
+    server = serve(lambda _: JSON)
+    tools = broker(
+        rule("api.example.org", server.port, paths=("/a/*",)),
+        rule("other.example.org", server.port),
+    )
+    headers = {"X-Amz-Copy-Source": "/secret"}
+    with pytest.raises(ToolDenied, match="X-Amz-Copy-Source names another"):
+        call(tools, f"http://api.example.org:{server.port}/a/b", method="PUT", headers=headers)
+    assert server.requests == []
+    call(tools, f"http://other.example.org:{server.port}/a/b", method="PUT", headers=headers)
+    assert len(server.requests) == 1
+
+
+def test_a_caller_whose_names_resolve_slowly_leaves_lookups_to_others() -> None:
+    answered = threading.Event()
+
+    def resolve(name: str, port: int) -> list[str]:
+        if name.startswith("slow"):
+            answered.wait()
+        return ["192.0.2.1"]
+
+    def slow() -> None:
+        with contextlib.suppress(HttpError):
+            addresses_of("slow.example.org", 443, resolve, CallDeadline(0.2), "greedy")
+
+    greedy = [threading.Thread(target=slow) for _ in range(64)]
+    for each in greedy:
+        each.start()
+    try:
+        for each in greedy:
+            each.join()
+        assert addresses_of("api.example.org", 443, resolve, CallDeadline(10), "other")
+        with pytest.raises(HttpError, match="no whole answer"):  # lookups whose callers gave up count
+            addresses_of("api.example.org", 443, resolve, CallDeadline(0.01), "greedy")
+    finally:
+        answered.set()
+    assert addresses_of("api.example.org", 443, resolve, CallDeadline(10), "greedy")
 
 
 def test_a_second_answer_is_not_read(serve: Serve) -> None:

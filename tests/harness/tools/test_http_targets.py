@@ -65,7 +65,8 @@ def test_a_redirect_is_read_as_strictly() -> None:
 HEADERS = (
     {"Host": "evil.example"}, {"hOST": "x"}, {"Connection": "Upgrade"}, {"Upgrade": "h2c"}, {"HTTP2-Settings": "AAMAAABk"},
     {"Transfer-Encoding": "chunked"}, {"Content-Length": "5"}, {"TE": "trailers"}, {"Expect": "100-continue"},
-    {"Proxy-Authorization": "Basic x"}, {"X-HTTP-Method-Override": "DELETE"}, {"X-Original-URL": "/admin"},
+    {"Proxy-Authorization": "Basic x"}, {"X-HTTP-Method-Override": "DELETE"}, {"X_HTTP_Method.Override": "DELETE"}, {"Content_Length": "5"},
+    {"Transfer_Encoding": "chunked"}, {"X-A": "1", "X_A": "2"}, {"Proxy_Authorization": "Basic x"}, {"X-Original-URL": "/admin"},
     {"X-Forwarded-For": "127.0.0.1"}, {"X-Rewrite-Url": "/admin"}, {"Accept-Encoding": "br"}, {"A B": "x"}, {"A:": "x"}, {"": "x"},
     {"A\r\nHost": "x"}, {"A": "x\r\nHost: evil.example"}, {"A": "x\n"}, {"A": "x\0"}, {"A": "\u2028"}, {"A": "1", "a": "2"},
     {f"A{n}": "" for n in range(65)}, {"A": "x" * 20_000},

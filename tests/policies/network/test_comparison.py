@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cellwright import PolicyError, exceeds, narrow
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
-from cellwright.policies.network.rules import NetworkRules, any_sni
+from cellwright.policies.network.rules import HttpRequest, NetworkRules, any_sni
 from cellwright.policies.policy import Network, Policy, check_policy
 
 HOSTS = ["a.example.org", "*.example.org", "*.b.example.org", "x.b.example.org", "*"]
@@ -66,8 +66,9 @@ def granted(network: Network) -> dict[tuple[Any, ...], tuple[float, float, froze
     rules = NetworkRules(network.allow, network.deny, network.addresses)
     found = {}
     for request in REQUESTS:
-        *asked, age = request
-        verdict = rules.decide_request(*asked, age_seconds=age)
+        name, port, scheme, method, path, age = request
+        asked = HttpRequest(method, path)
+        verdict = rules.decide_request(name, port, scheme, asked, age_seconds=age)
         if verdict.is_allowed:
             sent = [each.sent_bytes for each in verdict.matching if each.sent_bytes is not None]
             reach = {str(each) for each in rules.networks(verdict)}
@@ -75,7 +76,7 @@ def granted(network: Network) -> dict[tuple[Any, ...], tuple[float, float, froze
             connections = min(each.connections for each in verdict.matching)
             found[request] = (
                 connections, min(sent, default=float("inf")), frozenset(reach),
-                asked[2] != "http" and any_sni(verdict.matching, asked[1]),
+                scheme != "http" and any_sni(verdict.matching, port),
             )  # fmt: skip
     return found
 

@@ -12,7 +12,7 @@ from cellwright.policies.host import Host
 from cellwright.policies.loading import load_policy, policy_of_data
 from cellwright.policies.network.checks import check_rules
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
-from cellwright.policies.network.rules import NetworkRules
+from cellwright.policies.network.rules import HttpRequest, NetworkRules
 from cellwright.policies.network.suffixes import is_public_suffix
 from cellwright.policies.policy import Network, Policy, check_policy
 
@@ -124,7 +124,7 @@ def test_methods_and_paths_hold_for_requests() -> None:
     )
 
     def allows(name: str, method: str, path: str) -> bool:
-        return some.decide_request(name, 80, "http", method, path).is_allowed
+        return some.decide_request(name, 80, "http", HttpRequest(method, path)).is_allowed
 
     assert allows("a.example", "GET", "/v1/users")
     assert allows("a.example", "GET", "/%76%31/users")

@@ -69,8 +69,10 @@ def test_it_is_incomplete_at_every_place_but_its_end() -> None:
     assert [n for n in range(1, len(data)) if client_hello.parse(data[:n]) is not None] == []
 
 
-def test_an_encrypted_hello_is_told() -> None:
-    sent = hello(extension(0, names(b"front.example.org")) + extension(0xFE0D, b"\0"))
+@pytest.mark.parametrize("kind", [0xFE0D, 0xFE0C, 0xFE08, 0xFF02, 0xFFCE])
+def test_an_encrypted_hello_is_told(kind: int) -> None:
+    """Also of a draft: a server may know it."""
+    sent = hello(extension(0, names(b"front.example.org")) + extension(kind, b"\0"))
     assert client_hello.parse(record(sent)) == ClientHello("front.example.org", True)
 
 

@@ -67,7 +67,7 @@ class Relayed:
     async def _relay(self, ours: socket.socket, outside: socket.socket) -> None:
         try:
             reader = RequestReader(
-                ours, b"", NAME, 80, lambda *what: self.policy.why_not_request(NAME, 80, *what), Turns()
+                ours, b"", NAME, 80, lambda asked: self.policy.why_not_request(NAME, 80, asked), Turns()
             )  # fmt: skip
             first = await reader.next()
             assert first
@@ -160,6 +160,14 @@ def test_an_allowed_request_and_its_answer_pass() -> None:
         (GET.replace(b"\r\n\r\n", b"\r\nX-HTTP-Method-Override: DELETE\r\n\r\n"), "x-http-method-override"),
         (GET.replace(b"\r\n\r\n", b"\r\nX-Original-URL: /secret\r\n\r\n"), "x-original-url"),
         (GET.replace(b"\r\n\r\n", b"\r\nX-Forwarded-Host: other\r\n\r\n"), "x-forwarded-host"),
+        (GET.replace(b"\r\n\r\n", b"\r\nX_HTTP.Method_Override: DELETE\r\n\r\n"), "x_http.method_override"),
+        (GET.replace(b"\r\n\r\n", b"\r\nScript_Name: /public\r\n\r\n"), "script_name"),
+        (GET.replace(b"\r\n\r\n", b"\r\nContent_Length: 5\r\n\r\n"), "content_length"),
+        (GET.replace(b"\r\n\r\n", b"\r\nTransfer_Encoding: chunked\r\n\r\n"), "transfer_encoding"),
+        (GET.replace(b"\r\n\r\n", b"\r\nDestination: /secret\r\n\r\n"), "destination names another"),
+        (GET.replace(b"/public/a", b"/public/a?_method=DELETE"), "'_method' can name another method"),
+        (GET.replace(b"/public/a", b"/public/%c0%ae%c0%ae/secret"), "not UTF-8"),
+        (GET.replace(b"/public/a", b"/public/%ef%bc%8e%ef%bc%8e/secret"), "dot segment"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "version of HTTP"),
         (b"GET /public/a\r\n\r\n", "not valid HTTP"),
         (b"\r\n" + GET, "not valid HTTP"),
