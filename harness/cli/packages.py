@@ -35,10 +35,25 @@ def add_python(parser: argparse.ArgumentParser, meaning: str) -> None:
     )
 
 
+class _Once(argparse.Action):
+    """An option of one value that is not silently replaced: pip's may be repeated."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: object,
+        option_string: str | None = None,
+    ) -> None:  # fmt: skip
+        if getattr(namespace, self.dest, None) is not None:
+            raise argparse.ArgumentError(self, "given twice; put all wheels into one folder")
+        setattr(namespace, self.dest, value)
+
+
 def add_sources(parser: argparse.ArgumentParser) -> None:
     """Add the options of the store of packages that say where wheels come from."""
     parser.add_argument(
-        "--find-links", metavar="DIR", help="a folder of wheels; default that of pip's settings"
+        "--find-links",
+        metavar="DIR",
+        action=_Once,
+        help="a folder of wheels; default that of pip's settings",
     )
     parser.add_argument(
         "--no-index", action="store_true", help="use only the wheels of --find-links"

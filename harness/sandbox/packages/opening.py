@@ -103,10 +103,10 @@ def _check(wheel: Wheel, result: SandboxResult) -> None:
     told = result.value if isinstance(result.value, dict) else {}
     if "left_out" not in told:
         why = told.get("refused", "cannot be unpacked: malformed answer from its cell")
-        raise PackageError(
-            f"{wheel.filename} {str(why)[:500]}",
-            "wheels that pip made are never refused; check where this one comes from",
-        )
+        hint = "check where it comes from, or build it anew (pip wheel) where you trust its source"
+        if str(why).startswith("unpacks to"):
+            hint = "raise max_bytes ([packages] of the policy)"
+        raise PackageError(f"{wheel.filename} {str(why)[:500]}", hint)
 
 
 def _copy(workspace: int, target: Path, most_bytes: int) -> Files:

@@ -22,6 +22,7 @@ from ....runner.living import directory_prefix
 from ..pythons import HostPython, this_python
 from .deadline import NO_DEADLINE, Deadline
 from .lock import Lock, Wheel, lock_of, normalised, wheel_of
+from .pip_settings import settings_of_pip
 from .sources import ONLY_WHEELS, WheelSource
 from .tool_process import MEMORY_BYTES, run_tool
 from .uv import can_resolve, find_uv, lock_by_uv
@@ -88,6 +89,7 @@ def resolve(
     with tempfile.TemporaryDirectory(prefix=directory_prefix()) as folder:  # for `cellwright gc`
         wanted, report = Path(folder, "wanted.txt"), Path(folder, "report.json")
         wanted.write_text("".join(f"{line}\n" for line in lines))
+        source.check()
         if (uv := find_uv()) and can_resolve(lines, source):
             return lock_by_uv(uv, wanted, source, python, deadline)
         _pip(
@@ -129,8 +131,12 @@ def fetch(
     Raises PackageError.
     """
     wanted = Path(folder, "wanted.txt")
+    source.check()
+    settings = settings_of_pip(os.environ)
     wanted.write_text(
-        "".join(f"{source.address_of(each)} --hash=sha256:{each.sha256}\n" for each in wheels)
+        "".join(
+            f"{source.address_of(each, settings)} --hash=sha256:{each.sha256}\n" for each in wheels
+        )
     )
     command = ["download", "--no-deps", "--dest", folder, "-r", str(wanted)]
     _pip(command, source, folder, deadline, python or this_python())

@@ -1,6 +1,8 @@
 """`WheelSource`: where wheels come from, and the options and variables by which pip looks there."""
 
+import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import msgspec
 
 from ....policies.errors import PackageError
 from .lock import Wheel
+from .pip_settings import PipSettings
 
 ONLY_WHEELS = (
     "check the name and the version; only wheels are used: if there is only a source "
@@ -55,15 +58,36 @@ class WheelSource(msgspec.Struct, frozen=True):
         found["PIP_NO_DEPS"] = "0"  # a variable counts more than a file of settings
         return found | ({} if self.index_url is None else {"PIP_EXTRA_INDEX_URL": self.index_url})
 
-    def address_of(self, wheel: Wheel) -> str:
-        """Return where to fetch `wheel`: the folder, if it is there; raises PackageError if there is
+    def address_of(self, wheel: Wheel, settings: PipSettings) -> str:
+        """Return where to fetch `wheel`: a folder, if it is there; raises PackageError if there is
         no other place and it is not."""
-        if self.find_links is not None:
-            path = Path(self.find_links, wheel.filename).absolute()
+        folders = [] if self.find_links is None else [self.find_links]
+        if self.index:
+            folders += [each for each in settings.find_links if "://" not in each]
+        for folder in folders:
+            path = Path(folder, wheel.filename).absolute()
             if path.is_file():
                 return path.as_uri()
-        if not self.index and not wheel.url.startswith("file:"):
+        if (not self.index or settings.no_index) and not wheel.url.startswith("file:"):
+            told = "" if not self.index else ", and pip's settings say no-index"
             raise PackageError(
-                f"{wheel.filename} is not in {self.find_links}", "copy it there, or use an index"
+                f"{wheel.filename} is not in {' or '.join(folders) or 'a folder of wheels'}{told}",
+                "copy it there, or use an index",
             )
         return wheel.url
+
+    def check(self) -> None:
+        """Raise PackageError for what would keep a reader of the folder waiting, such as a pipe."""
+        if self.find_links is None:
+            return
+        with os.scandir(self.find_links) as entries:
+            for each in entries:
+                with contextlib.suppress(FileNotFoundError):  # a link to nothing
+                    mode = each.stat().st_mode
+                    if each.name.endswith(".whl") and not (
+                        stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+                    ):
+                        raise PackageError(
+                            f"{os.path.join(self.find_links, each.name)!r} is no regular file",
+                            "remove it from the folder of wheels",
+                        )

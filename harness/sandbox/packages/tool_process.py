@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from ....policies.errors import PackageError
 from .deadline import Deadline
 
-MEMORY_BYTES = 4 << 30  # of a tool, which reads what an index sends
+MEMORY_BYTES = 1 << 30  # of a tool, which reads metadata that others wrote
 _SECONDS = 600
 _MOST_READ = 1 << 20  # bytes of what it said
 

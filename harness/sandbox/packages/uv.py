@@ -1,9 +1,10 @@
 """Locks by uv, which resolves requirements many times as fast as pip (extra `uv`).
 
 It looks where pip would look, by pip's settings and not its own; settings that it cannot follow are
-left to pip.  It builds nothing (`--no-build`), takes no address that metadata names, and finds no
-program to start: its PATH is empty.  Only the Python that the lock is for is started, which says what
-wheels fit it.
+left to pip.  So are wheels in folders of this host, each of which it would unpack: pip reads only their
+metadata.  It builds nothing (`--no-build`), takes no address that metadata names, and finds no program
+to start: its PATH is empty.  Only the Python that the lock is for is started, which says what wheels
+fit it.  What it keeps is removed with the folder of the lock.
 """
 
 import importlib.util
@@ -21,15 +22,19 @@ from .pip_settings import PipSettings, settings_of_pip
 from .sources import ONLY_WHEELS, WheelSource
 from .tool_process import MEMORY_BYTES, run_tool
 
+_MOST_FILE = 256 << 20  # bytes of a file that it writes, such as metadata
 _MOST_TOLD = 2000  # characters of what it said
+_BY_HTTP = ("https://", "http://")
 _REASONS = re.compile(r"^ *(?:error|cause): (.+)$", re.MULTILINE)
 _LIMITED = """
 import os, resource, sys
 
-memory, hard = int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_AS)[1]
-if hard == resource.RLIM_INFINITY or hard > memory:
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-os.execve(sys.argv[2], sys.argv[2:], os.environ)
+limits = (resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_FSIZE, int(sys.argv[2]))
+for limit, most in limits:
+    hard = resource.getrlimit(limit)[1]
+    if hard == resource.RLIM_INFINITY or hard > most:
+        resource.setrlimit(limit, (most, most))
+os.execve(sys.argv[3], sys.argv[3:], os.environ)
 """
 _OPTIONS = (
     "pip", "compile", "--quiet", "--no-config", "--no-build", "--no-python-downloads", "--no-progress",
@@ -37,7 +42,7 @@ _OPTIONS = (
     "--index-strategy", "unsafe-best-match",  # as pip does: all indexes are equal
 )  # fmt: skip
 _PASSED_ON = (
-    "HOME", "XDG_CACHE_HOME", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy",
+    "HOME", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy",
     "https_proxy", "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR", "NETRC",
 )  # fmt: skip
 
@@ -55,9 +60,20 @@ def find_uv() -> str:
 
 
 def can_resolve(lines: Sequence[str], source: WheelSource) -> bool:
-    """Tell whether uv finds what pip would find: not with hashes, or settings that only pip knows."""
-    has_hashes = any("--hash=" in line for line in lines)
-    return not has_hashes and not (source.index and settings_of_pip(os.environ).others)
+    """Tell whether uv finds what pip would find: not with hashes, settings that only pip knows, or
+    wheels in folders."""
+    if (
+        any("--hash=" in line for line in lines)
+        or not source.index
+        or source.find_links is not None
+    ):
+        return False
+    settings = settings_of_pip(os.environ)
+    indexes = [source.index_url] if source.index_url else [
+        settings.index_url, *settings.extra_index_urls
+    ]  # fmt: skip
+    places = [each for each in (*indexes, *settings.find_links) if each]
+    return not settings.others and all(each.startswith(_BY_HTTP) for each in places)
 
 
 def lock_by_uv(
@@ -67,10 +83,11 @@ def lock_by_uv(
 
     A pylock.toml is written beside the file.
     """
-    settings = settings_of_pip(os.environ) if source.index else PipSettings()
+    settings = settings_of_pip(os.environ)
     lock = wanted.with_name("pylock.toml")
     command = [
-        sys.executable, "-Ic", _LIMITED, str(MEMORY_BYTES), uv, *_OPTIONS, *_places(source, settings),
+        sys.executable, "-Ic", _LIMITED, str(MEMORY_BYTES), str(_MOST_FILE), uv, *_OPTIONS,
+        *_places(source, settings), "--cache-dir", str(wanted.with_name("cache")),
         "--python", python.path, "--output-file", str(lock), str(wanted),
     ]  # fmt: skip
     variables = _variables(os.environ, settings)
@@ -82,14 +99,11 @@ def lock_by_uv(
 
 
 def _places(source: WheelSource, settings: PipSettings) -> list[str]:
-    links = [] if source.find_links is None else [os.path.abspath(source.find_links)]
-    found = [word for each in (*links, *settings.find_links) for word in ("--find-links", each)]
-    if not source.index:
-        return [*found, "--no-index", "--offline"]
-    if source.index_url is not None:
-        return [*found, "--default-index", source.index_url]
+    found = [word for each in settings.find_links for word in ("--find-links", each)]
     if settings.no_index:
         return [*found, "--no-index"]
+    if source.index_url is not None:
+        return [*found, "--default-index", source.index_url]
     if settings.index_url:
         found += ["--default-index", settings.index_url]
     return found + [word for each in settings.extra_index_urls for word in ("--index", each)]

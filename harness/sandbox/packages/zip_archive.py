@@ -28,7 +28,6 @@ STORED, DEFLATED = 0, 8
 UNIX = 3
 ALL_16, ALL_32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
 MOST_NAME_BYTES, MOST_LEVELS = 1024, 40
-MOST_RATIO, RATIO_FLOOR = 100, 1 << 20  # ordinary wheels: below 20 (measured)
 PIECE = 1 << 20
 DRIVE = re.compile(r"[A-Za-z]:")
 
@@ -100,11 +99,9 @@ class Archive:
         if end != start:
             raise WheelRefused("has bytes that belong to no entry")
         check_names([entry.name for entry in found])
-        packed, size = sum(each.packed for each in found), sum(each.size for each in found)
+        size = sum(each.size for each in found)
         if size > limits.unpacked:
             raise WheelRefused(f"unpacks to {size} bytes, at most {limits.unpacked}")
-        if size > RATIO_FLOOR + MOST_RATIO * packed:
-            raise WheelRefused(f"unpacks to more than {MOST_RATIO} times its size")
         return [entry for entry in found if not entry.name.endswith("/")]
 
     def _end(self) -> tuple[int, int, int]:

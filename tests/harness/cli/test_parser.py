@@ -38,6 +38,17 @@ def help_of(parser: Parser, action: argparse.Action) -> str:
     return parser._get_formatter()._expand_help(action) if action.help else ""
 
 
+def test_a_second_folder_of_wheels_does_not_replace_the_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        commands.complete_parser().parse_args(
+            ["env", "lock", "--find-links", "a", "--find-links", "b", "thing"]
+        )
+    assert ended.value.code == 2
+    assert "--find-links: given twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("prog", PARSERS)
 def test_every_argument_has_help(prog: str) -> None:
     parser = PARSERS[prog]

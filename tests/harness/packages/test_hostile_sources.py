@@ -2,9 +2,12 @@
 
 import json
 import os
+import resource
+import stat
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from cellwright.harness.sandbox.packages.lock import (
     wheel_of,
 )
 from cellwright.harness.sandbox.packages.opening import _copy
-from cellwright.harness.sandbox.packages.resolving import resolve
+from cellwright.harness.sandbox.packages.resolving import fetch, resolve
 from cellwright.harness.sandbox.packages.sources import WheelSource
 from cellwright.harness.sandbox.pythons import this_python
 from cellwright.policies.policy import Policy
@@ -241,6 +244,44 @@ def test_without_an_index_nothing_else_is_asked(
     good_wheel(wheels, {}, name="other", requires="a @ https://127.0.0.1:9/a-1-py3-none-any.whl")
     with pytest.raises(PackageError, match="is refused socket"):
         store.lock(["other"])
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFIFO, stat.S_IFSOCK])
+def test_what_is_no_file_in_the_folder_keeps_no_reader_waiting(
+    kind: int, store: PackageStore, wheels: Path
+) -> None:
+    lock = store.lock(["thing"])
+    os.mknod(wheels / "other-1.0-py3-none-any.whl", kind | 0o600)
+    for attempt in (lambda: store.lock(["other"]), lambda: store.build(lock)):
+        with pytest.raises(PackageError, match="other-1.0.*no regular file"):
+            attempt()
+
+
+def test_a_lock_is_met_without_an_index_that_pips_settings_forbid(
+    tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = resolve(["thing"], WheelSource(str(wheels), index=False), this_python()).wheels[0]
+    there = wheel_of(f"https://127.0.0.1:9/{FILENAME}", found.sha256)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(PackageError, match="pip's settings say no-index"):
+        fetch([there], WheelSource(), str(tmp_path))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    assert fetch([there], WheelSource(), str(tmp_path))[there].is_file()
+
+
+@pytest.mark.slow
+def test_metadata_that_takes_all_memory_is_refused(store: PackageStore, wheels: Path) -> None:
+    """pip reads the metadata of a wheel as a whole, on the host."""
+    with zipfile.ZipFile(wheels / "bomb-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("bomb-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        with file.open("bomb-1.0.dist-info/METADATA", "w") as metadata:
+            metadata.write(b"Metadata-Version: 2.1\nName: bomb\nVersion: 1.0\n\n")
+            for _ in range(512):
+                metadata.write(bytes(1 << 20))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    with pytest.raises(PackageError, match=r"^pip: "):
+        store.lock(["bomb"])
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < max(before, 1 << 20) + 1
 
 
 def test_a_lock_made_elsewhere_is_met_from_the_folder(store: PackageStore) -> None:

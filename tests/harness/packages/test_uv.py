@@ -1,8 +1,12 @@
 """Locks by uv: those that pip makes, from where pip looks, and nothing is built or started."""
 
+import os
 import sys
 import tarfile
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,8 @@ from cellwright.harness.sandbox.packages.resolving import resolve
 from cellwright.harness.sandbox.packages.sources import WheelSource
 from cellwright.harness.sandbox.packages.uv import can_resolve, find_uv
 from cellwright.harness.sandbox.pythons import this_python
-from tests.harness.packages.wheels import good_wheel, store_at
+from tests.conftest import OPTIONAL
+from tests.harness.packages.wheels import good_wheel
 from tests.host_settings import pip_conf
 
 BOTH = pytest.mark.parametrize("resolver", ["uv", "pip"], indirect=True)
@@ -38,9 +43,29 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(wheels: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of an index that has the wheels of the folder, and source distributions."""
+    index_of(wheels, tmp_path / "index")
+    serve = partial(Quiet, directory=os.fspath(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/index"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def index_of(wheels: Path, place: Path) -> str:
-    """Return the address of an index that has the wheels of a folder."""
-    for wheel in wheels.glob("*.whl"):
+    """Make an index that has the wheels of a folder, and return its address."""
+    for wheel in (*wheels.glob("*.whl"), *wheels.glob("*.tar.gz")):
         folder = place / wheel.name.partition("-")[0]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / wheel.name).write_bytes(wheel.read_bytes())
@@ -59,34 +84,31 @@ def lock_of_both(
 
 
 @pytest.mark.parametrize("resolver", ["uv"], indirect=True)
-def test_both_make_the_same_lock(
-    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_make_the_same_lock(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_uv()
     lines = ["top", "elsewhere", "native", "other==1.*"]
-    folder = WheelSource(str(wheels), index=False)
-    by_uv, by_pip = lock_of_both(lines, folder, monkeypatch)
+    by_uv, by_pip = lock_of_both(lines, WheelSource(index_url=index), monkeypatch)
     assert by_uv == by_pip
     assert str(by_uv) == "elsewhere 1.0, native 1.0, other 1.0, thing 1.0, top 1.0"
     assert "manylinux" in by_uv.wheels[1].filename
-    index = WheelSource(index_url=index_of(wheels, tmp_path / "index"))
-    by_uv, by_pip = lock_of_both(lines, index, monkeypatch)
-    assert by_uv == by_pip
 
 
 @BOTH
 def test_settings_of_pip_hold(
-    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolver: str
+    index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resolver: str
 ) -> None:
     settings = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     monkeypatch.setenv("UV_INDEX_URL", "https://127.0.0.1:9/")
-    pip_conf(settings, f"[global]\nindex-url = {index_of(wheels, tmp_path / 'index')}\n")
+    pip_conf(settings, f"[global]\nindex-url = {index}\n")
     assert str(resolve(["thing"], WheelSource(), this_python())) == "thing 1.0"
-    empty = tmp_path / "empty"
-    empty.mkdir()
+    (tmp_path / "empty").mkdir()
+    empty = WheelSource(index_url=index.replace("/index", "/empty"))
     with pytest.raises(PackageError, match=f"^{resolver}: .*thing"):
-        resolve(["thing"], WheelSource(index_url=empty.as_uri()), this_python())
+        resolve(["thing"], empty, this_python())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(PackageError, match=f"^{resolver}: .*thing"):
+        resolve(["thing"], WheelSource(index_url=index), this_python())
 
 
 @BOTH
@@ -104,7 +126,7 @@ def test_without_an_index_only_the_folder_is_asked(
 
 @BOTH
 @pytest.mark.parametrize("asked", ["named", "address", "repository"])
-def test_nothing_is_built(asked: str, wheels: Path, tmp_path: Path) -> None:
+def test_nothing_is_built(asked: str, wheels: Path, tmp_path: Path, index: str) -> None:
     ran, tree = tmp_path / "ran", tmp_path / "evil-1.0"
     tree.mkdir()
     (tree / "setup.py").write_text(f"open({str(ran)!r}, 'w')\n")
@@ -113,11 +135,11 @@ def test_nothing_is_built(asked: str, wheels: Path, tmp_path: Path) -> None:
     address = {"address": (wheels / "evil-1.0.tar.gz").as_uri(), "repository": f"git+file://{tree}"}
     if asked in address:
         good_wheel(wheels, {}, name="wants", requires=f"evil @ {address[asked]}")
+    index_of(wheels, tmp_path / "index")
     with pytest.raises(PackageError) as refused:
         resolve(
-            ["evil" if asked == "named" else "wants"], WheelSource(str(wheels), index=False),
-            this_python(),
-        )  # fmt: skip
+            ["evil" if asked == "named" else "wants"], WheelSource(index_url=index), this_python()
+        )
     assert not ran.exists()
     if asked == "named":
         assert "build a wheel where you trust it" in refused.value.hint
@@ -125,10 +147,38 @@ def test_nothing_is_built(asked: str, wheels: Path, tmp_path: Path) -> None:
 
 @BOTH
 @pytest.mark.needs("userns")
-def test_a_set_is_made_and_used(wheels: Path, tmp_path: Path) -> None:
-    store: PackageStore = store_at(tmp_path / "store", wheels)
+def test_a_set_is_made_and_used(index: str, tmp_path: Path) -> None:
+    store = PackageStore(tmp_path / "store", index_url=index, optional_layers=OPTIONAL)
     with store.open(["thing"]) as opened:
         assert opened.made.lock.wheels[0].name == "thing"
+
+
+@pytest.mark.parametrize("resolver", ["uv"], indirect=True)
+@pytest.mark.parametrize("place", ["folder", "settings", "index"])
+def test_wheels_of_this_host_are_not_unpacked_on_it(
+    place: str, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uv would unpack the whole wheel, to read its metadata."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    if place == "folder":
+        source = WheelSource(str(wheels), index=False)
+    elif place == "settings":
+        monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+        source = WheelSource()
+    else:
+        source = WheelSource(index_url=index_of(wheels, tmp_path / "index"))
+    assert not can_resolve(["native"], source)
+    assert str(resolve(["native"], source, this_python())) == "native 1.0"
+    assert not [*(tmp_path / "cache").rglob("native.py")]
+
+
+@pytest.mark.parametrize("resolver", ["uv"], indirect=True)
+def test_uv_keeps_nothing(index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert can_resolve(["thing"], WheelSource(index_url=index))
+    resolve(["thing"], WheelSource(index_url=index), this_python())
+    assert not (tmp_path / "home").exists()
 
 
 def test_what_uv_cannot_follow_is_left_to_pip(
@@ -136,11 +186,11 @@ def test_what_uv_cannot_follow_is_left_to_pip(
 ) -> None:
     settings = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
-    source, alone = WheelSource(), WheelSource("/srv", index=False)
-    assert not can_resolve([f"thing --hash=sha256:{'0' * 64}"], alone)
+    source = WheelSource()
+    assert can_resolve(["thing"], source)
+    assert not can_resolve([f"thing --hash=sha256:{'0' * 64}"], source)
     pip_conf(settings, "[install]\nconstraint = /srv/c.txt\n")
     assert not can_resolve(["thing"], source)
-    assert can_resolve(["thing"], alone)
     settings.write_text("[global\n")
     assert not can_resolve(["thing"], source)
     pip_conf(settings, "[list]\nconstraint = 1\n[global]\ntimeout = 5\nconstraint =\n")
