@@ -121,6 +121,20 @@ def answer_http(sock: socket.socket) -> None:
             sock.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n" + path)
 
 
+def answer_with_heads(sock: socket.socket) -> None:
+    """Answer requests of one connection with their heads, in `<` and `>`; one of /public/endless with
+    interim answers without end."""
+    buffer = b""
+    while data := sock.recv(65536):
+        buffer += data
+        while b"\r\n\r\n" in buffer:
+            head, _, buffer = buffer.partition(b"\r\n\r\n")
+            while b" /public/endless " in head:
+                sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 2600)
+            length = b"content-length: %d\r\n" % (len(head) + 2)
+            sock.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n<" + head + b">")
+
+
 def certificate(directory: Path, *names: str) -> tuple[Path, ssl.SSLContext]:
     """Make a certificate for `names`; return the file that a client trusts, and a server's context."""
     key, cert = directory / "key.pem", directory / "cert.pem"

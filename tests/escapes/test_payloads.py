@@ -20,12 +20,21 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxResult
+from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import MIB, Network, Policy
 from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
 from tests.conftest import CAPS, SHARED, policy_named, with_limits
 from tests.escapes.live_cell import children
-from tests.network import LOOPBACK, NAME, count_bytes, resolving, serving, tcp
+from tests.network import (
+    LOOPBACK,
+    NAME,
+    answer_with_heads,
+    count_bytes,
+    resolving,
+    serving,
+    tcp,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +108,7 @@ class Host:
         self.listeners = [stack.enter_context(each) for each in self._listeners()]
         # One host that the policy of `networked` names; the host's own resolver is not asked for it.
         self.named = stack.enter_context(serving(count_bytes))
+        self.web = stack.enter_context(serving(answer_with_heads))
         resolving(stack.enter_context(pytest.MonkeyPatch.context()), {NAME: [["127.0.0.1"]]})
 
     def _plant_file(self, stack: contextlib.ExitStack, path: Path) -> None:
@@ -175,10 +185,14 @@ def host() -> Iterator[Host]:
 
 def policy_for(profile: str, host: Host) -> Policy:
     """Return `profile` as payloads meet it: it shows a directory, has one that may be written, and caps
-    that are reached soon.  NETWORKED is the profile `standard` with a way out to one name."""
+    that are reached soon.  NETWORKED is the profile `standard` with a way out to one name: on one port
+    for any bytes, on another for some requests."""
     policy = policy_named("standard" if profile == NETWORKED else profile)
     if profile == NETWORKED:
-        network = Network(allow=(tcp(host.named.port),), addresses=(LOOPBACK,))
+        requests = NetworkRule(
+            host=NAME, ports=(host.web.port,), schemes=("http",), methods=("GET",), paths=("/public/*",)
+        )  # fmt: skip
+        network = Network(allow=(tcp(host.named.port), requests), addresses=(LOOPBACK,))
         policy = msgspec.structs.replace(policy, network=network)
     files = msgspec.structs.replace(
         policy.filesystem,
@@ -224,8 +238,8 @@ def settings_for(sandbox: Sandbox) -> dict[str, str]:
 def _way_out(policy: Policy) -> dict[str, str]:
     if not policy.network.allow:
         return {}
-    (rule,) = policy.network.allow
-    return {"SBXT_NAME": rule.host, "SBXT_NAME_PORT": str(rule.ports[0])}
+    named, web = (str(rule.each_port()[0]) for rule in policy.network.allow)
+    return {"SBXT_NAME": NAME, "SBXT_NAME_PORT": named, "SBXT_WEB_PORT": web}
 
 
 def case_of(payload: Path) -> str:

@@ -689,7 +689,8 @@ def test_a_caller_whose_names_resolve_slowly_leaves_lookups_to_others() -> None:
         for each in greedy:
             each.join()
         assert addresses_of("api.example.org", 443, resolve, CallDeadline(10), "other")
-        with pytest.raises(HttpError, match="no whole answer"):  # lookups whose callers gave up count
+        # Lookups whose callers gave up count.
+        with pytest.raises(HttpError, match="no whole answer"):
             addresses_of("api.example.org", 443, resolve, CallDeadline(0.01), "greedy")
     finally:
         answered.set()
