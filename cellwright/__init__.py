@@ -166,6 +166,9 @@ if TYPE_CHECKING:
     from .runner.workspace import Uncollected as Uncollected
     from .runner.workspace import WorkspaceFile as WorkspaceFile
 
+_EXTRAS = {
+    ".harness.mcp": "mcp"
+}  # folders of which some modules cannot be imported without an extra
 _HOMES: dict[str, str] = {}  # the module that defines each public name, once one was asked for
 
 
@@ -189,7 +192,15 @@ def _find(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(_homes()[name], __name__), name)
+    home = _homes()[name]
+    try:
+        value = getattr(importlib.import_module(home, __name__), name)
+    except ImportError as error:
+        if (extra := _EXTRAS.get(home.rpartition(".")[0])) is None:
+            raise
+        from .policies.extras import stand_in
+
+        return stand_in(name, extra, str(error))  # looked up again: the extra may come
     globals()[name] = value
     return value
 

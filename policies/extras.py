@@ -29,3 +29,24 @@ def _pip() -> str:
     if find_spec("pip"):
         return f"{sys.executable} -m pip install"
     return f"uv pip install --python {sys.executable}"  # uv makes environments without pip
+
+
+def stand_in(name: str, extra: str, why: str) -> type:
+    """Return a class in the place of one that cannot be imported without an extra.
+
+    So all public names exist in a core install; whatever uses this one raises PolicyError.
+    """
+    from .errors import PolicyError
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PolicyError(f"{name} needs the extra `{extra}`: {why}", how_to_install(extra))
+
+    def look_up(_: type, attribute: str) -> None:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
+        refuse()
+
+    kind = type("_StandIn", (type,), {"__call__": refuse, "__getattr__": look_up})
+    about = f"Needs the extra `{extra}`: {how_to_install(extra)}."
+    made: type = type.__call__(kind, name, (), {"__doc__": about, "__module__": "cellwright"})
+    return made

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
     from ..privacy.scope import PrivacyScope
     from ..schemas.spec import ToolSpec
+else:  # their imports take long; help() has msgspec evaluate the annotations of Caller
+    AuditLog = PrivacyScope = Any
 
 
 class PendingCall(Protocol):
