@@ -9,7 +9,7 @@ from .errors import PolicyError
 
 # Kinds that detectors find by form, checked where the kind has a check.
 KINDS = (
-    "email", "phone", "iban", "card", "ssn", "nino", "taxid", "nir", "dni", "fiscal", "pesel", "cpf",
+    "email", "phone", "iban", "card", "ssn", "nino", "nhs", "taxid", "nir", "dni", "fiscal", "pesel", "cpf",
     "aadhaar", "sin", "personnummer", "ip", "mac", "login", "secret",
 )  # fmt: skip
 _KIND = re.compile(r"[a-z][a-z0-9]{1,15}")

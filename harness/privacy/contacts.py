@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from .detector import FoundValue
+from .detector import FoundValue, is_numbered
 
+# Other signs are legal, and end a name more often than they are in one.  An apostrophe is part of
+# "mary.o'brien"; in "l'adresse d'ann@" and b'ann@' it is not.  Read from the right.
 _LOCAL = re.compile(
-    r"[\w.+~-]{1,64}"
-)  # others are legal, and end a name more often than they are in one
+    r"[\w.+~-]{1,64}(?:(?<=[^\W\d_])'(?:[^\W\d_]{1,3}[._-][\w.+~-]{1,60}|[oO](?![^\W_])))?"
+)
 _DOMAIN = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}(?:xn--[\w-]{2,59}|[^\W\d_]{2,24})")
 _SPELT = re.compile(
     r"(?i)[\w.+-]{1,64} {0,2}[\[({] {0,2}(?:at|@) {0,2}[\])}] {0,2}[\w-]{1,63}"
@@ -18,6 +20,11 @@ _SPELT = re.compile(
 _SPELT_HINT = re.compile(r"(?i)[\[({] {0,2}(?:at|@)")
 _BRACKETED = re.compile(r"(?i) {0,2}[\[({] {0,2}(at|dot|@|\.) {0,2}[\])}] {0,2}")
 _LONGEST_LOCAL = 64  # octets (RFC 5321, 4.5.3.1.1)
+# Endings of names of files, which are no domains; packages and pictures have names with `@`.
+_FILE = re.compile(
+    r"(?i)(?:\.(?:png|jpe?g|gif|webp|svg|ico|avif|css|scss|m?js|cjs|[jt]sx|html?|php|xml|json|ya?ml|toml|txt|csv|pdf|docx?|xlsx?|gz|tgz"
+    r"|bz2|xz|log|lock|conf|cfg|ini|tar|whl|exe|dll|jar|war|map|woff2?|ttf|eot|otf|mp[34]|wav|avi|webm|bmp|tiff?|psd|bak|tmp|min))+\Z"
+)
 
 
 class EmailDetector:
@@ -46,8 +53,11 @@ def _address_around(text: str, place: int) -> FoundValue | None:
     name = local[0][::-1].lstrip(".-~")
     if not name or (name == "git" and text[domain.end() : domain.end() + 1] == ":"):
         return None
-    start = place - len(name)
-    return FoundValue(start, domain.end(), "email", text[start : domain.end()].casefold())
+    host = _FILE.sub("", domain[0])  # a file may have the name of an address
+    if not _DOMAIN.fullmatch(host) or host.startswith(("self.", "this.", "cls.")):
+        return None
+    start, end = place - len(name), place + 1 + len(host)
+    return FoundValue(start, end, "email", text[start:end].casefold())
 
 
 def _plain(match: re.Match[str]) -> str:
@@ -59,19 +69,30 @@ _CANDIDATE = re.compile(
     r"(?![A-Za-z0-9-]|[.,]\d)",
     re.ASCII,
 )
+# Words that announce a number, in the languages of many regions.
 _ANNOUNCED = re.compile(
-    r"(?i)(?:tel|telephone|phone|mobile|cell|fax|call|dial|sms|whatsapp)\b[^\w\n]{0,4}(?:(?:no|number|nr)\b[^\w\n]{0,4})?$"
+    r"(?i)(?<![^\W\d_])(?:t[eé]l[eé]?(?:(?:ph|f)[oó]n[eo]?|foon|m[oó]vel)?(?:nummer|nr)?|tlf|phone"
+    r"|mobile?|mobiel|m[oó]vil|cell(?:ulare|phone)?|celular|handy(?:nummer)?|portable|fax"
+    r"|ruf(?:nummer|nr)|durchwahl|call|dial|ring|sms|whatsapp|ll[aá]me(?:nos)?(?: al)?"
+    r"|appelez(?:[ -](?:le|moi|nous)){0,2}|(?:erreichbar|anrufen) unter|n[uú]m[eé]ro|numer)"
+    r"(?![^\W_])[^\w\n]{0,4}"
+    r"(?:(?:no|number|nr|nummer|de|du|is|ist|est|es)\b[^\w\n]{0,4}){0,2}\Z"
 )
 _DATE = re.compile(
-    r"(?:19|20)\d\d[-./ ](?:0[1-9]|1[0-2])[-./ ][0-3]\d|[0-3]?\d[./-][01]?\d[./-](?:19|20)\d\d"
+    r"(?:19|20)\d\d[-./ ](?:0[1-9]|1[0-2])[-./ ][0-3]\d"
+    r"|(?:[0-3]?\d[./-][01]?\d|[01]?\d[./-][0-3]?\d)[./-](?:19|20)\d\d"
 )
-_AMERICAN = re.compile(r"\(?[2-9]\d\d\)?[ .-]{1,2}[2-9]\d\d[ .-]\d{4}")
+_AMERICAN = re.compile(r"(?:1[ .-])?\(?[2-9]\d\d(?:\)[ .-]{0,2}|[ .-]{1,2})[2-9]\d\d[ .-]\d{4}")
+_FRACTION = re.compile(r"\d\.\d+(?![ .\d])|0123456789")
 _ADDRESS_OF_HOST = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 
 
 _GROUPED = re.compile(
-    r"(?:(?:\+|00)\d{1,3}[ ./-]{0,2})?[ (]{0,2}\d{1,15}(?:[^\d]{1,3}\d{2,8}){0,6}", re.ASCII
+    r"(?:(?:\+|00)\d{1,3}[ ./-]{0,2})?[ (]{0,2}\d{1,15}(?:[^\d]{1,3}\d{2,10}){0,6}", re.ASCII
 )  # rows of single digits are no number
+_AMOUNT = re.compile(r"\s?(?:(?:EUR|USD|GBP|CHF|bytes|[kMG]i?B)\b|[€$£%])")  # behind a number
+_TRUNK = re.compile(r" ?\(0\) ?")  # of "+49 (0)30 ..."
+_LONGEST_ANNOUNCEMENT = 40
 _MOST_TRIES = 3  # ends of one number
 _FREE_CHECKS, _CHARACTERS_A_CHECK = 500, 16  # a check takes 50 microseconds
 
@@ -88,6 +109,7 @@ class _Checks:
 
 
 _FEWEST_DIGITS = 7
+_FEWEST_WITH_TRUNK, _FEWEST_UNGROUPED = 9, 10
 
 
 def _next_group(text: str, start: int) -> int:
@@ -107,7 +129,7 @@ def _ends(text: str, start: int, end: int) -> Iterable[int]:
 
 class PhoneDetector:
     """Phone numbers: with `+` and a country code (E.164) anywhere; national ones of `regions` (ISO
-    3166) if they are grouped, or announced by a word such as "phone".
+    3166) in the form of the region, or announced by a word such as "phone" or "móvil".
 
     With the extra `privacy`, `phonenumbers` checks them; without, national numbers are found only in
     the form of North America, and others by their length.
@@ -128,41 +150,67 @@ class PhoneDetector:
 
     def _first_of(self, text: str, start: int, end: int, checks: "_Checks") -> FoundValue | None:
         """Return the longest number at `start`: other digits may stand behind it."""
-        before = text[max(0, start - 30) : start]
-        if _DATE.match(text, start, end) or _ADDRESS_OF_HOST.fullmatch(text, start, end):
+        first = start + (text[start] == "(")
+        if _DATE.match(text, first, end) or _ADDRESS_OF_HOST.match(text, first, end):
+            return None
+        is_announced = bool(_ANNOUNCED.search(text, max(0, start - _LONGEST_ANNOUNCEMENT), start))
+        is_other = (
+            is_numbered(text, start) or _AMOUNT.match(text, end) or _FRACTION.match(text, start)
+        )
+        if is_other and not is_announced and text[start] != "+":
             return None
         for stop in [end, *(each for each in _ends(text, start, end))][:_MOST_TRIES]:
             number = text[start:stop]
             number = number.removeprefix("(" * (number.count("(") > number.count(")")))
-            if not _GROUPED.fullmatch(number):
+            plain = _TRUNK.sub(" ", number, count=1) if number[0] in "+0" else number
+            if not _GROUPED.fullmatch(plain):
                 continue
-            if normal := self._normal(number, before) if checks.take() else number:
+            if normal := self._normal(plain, is_announced) if checks.take() else number:
                 return FoundValue(stop - len(number), stop, "phone", normal)
         return None
 
-    def _normal(self, number: str, before: str) -> str | None:
+    def _normal(self, number: str, is_announced: bool) -> str | None:
         digits = "".join(filter(str.isdigit, number))
         if number.startswith(("+", "00")):
-            return self._international("+" + digits.removeprefix("00"))
-        is_grouped = len(number) >= len(digits) + 2
-        if not is_grouped and not _ANNOUNCED.search(before):
-            return None
+            return self._international("+" + digits.removeprefix("00"), is_certain=number[0] == "+")
         if self._library is None:
-            return f"+1{digits}" if _AMERICAN.fullmatch(number) else None
-        return next(filter(None, (self._checked(number, region) for region in self._regions)), None)
+            return f"+1{digits[-10:]}" if _AMERICAN.fullmatch(number) else None
+        for region in self._regions:
+            has_form = is_announced or self._has_form(number, digits, region)
+            if has_form and (normal := self.checked(number, region)):
+                return normal
+        return None
 
-    def _international(self, number: str) -> str | None:
+    def _has_form(self, number: str, digits: str, region: str) -> bool:
+        """Tell whether a number is written as people of a region write it: with the trunk prefix, where
+        the region has one, else in groups."""
+        metadata = self._library.PhoneMetadata.metadata_for_region(region)
+        separators = len(number) - len(digits)
+        if metadata is None or metadata.country_code == 1:
+            return bool(_AMERICAN.fullmatch(number))
+        if metadata.national_prefix == "0":
+            least = _FEWEST_WITH_TRUNK if separators else _FEWEST_UNGROUPED
+            return digits[0] == "0" and len(digits) >= least
+        return separators >= 2
+
+    def _international(self, number: str, *, is_certain: bool) -> str | None:
+        """Return the normal form of a number with a country code; behind a plus, it may be one that no
+        plan has issued, such as those of examples."""
         if self._library is not None:
-            return self._checked(number, None)
+            return self.checked(number, None, is_issued=not is_certain)
         return number if 8 <= len(number) - 1 <= 15 and number[1] != "0" else None
 
-    def _checked(self, number: str, region: str | None) -> str | None:
+    def checked(self, number: str, region: str | None, *, is_issued: bool = True) -> str | None:
+        """Return the normal form of a number of a region, or with a country code, if its numbering plan
+        has it; needs the extra `privacy`."""
         library = self._library
         try:
             parsed = library.parse(number, region)
         except library.NumberParseException:
             return None
-        if not library.is_valid_number(parsed):
+        whole = library.ValidationResult.IS_POSSIBLE
+        is_possible = library.is_possible_number_with_reason(parsed) == whole
+        if not (library.is_valid_number(parsed) or (is_possible and not is_issued)):
             return None
         return str(library.format_number(parsed, library.PhoneNumberFormat.E164))
 

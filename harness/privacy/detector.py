@@ -33,14 +33,21 @@ class Detector(Protocol):
         """Return the values in `text`, in any order; they may overlap."""
 
 
+def never(text: str, start: int, end: int) -> bool:
+    """Tell that nothing around a match says that it is something else."""
+    return False
+
+
 class PatternDetector:
     """Values of one form: a pattern, and a function that checks and normalises what it matches.
 
-    `normal` returns None for a match that is no value.  A text without any of `hints` is skipped.
+    `normal` returns None for a match that is no value, and `is_other` tells by the text around a match
+    that it is something else.  A text without any of `hints` is skipped.
     """
 
     def __init__(
         self, kind: str, pattern: str, normal: Callable[[str], str | None], hints: Sequence[str] = (),
+        is_other: Callable[[str, int, int], bool] = never,
     ) -> None:  # fmt: skip
         self.kinds = frozenset([kind])
         self._kind = kind
@@ -49,13 +56,30 @@ class PatternDetector:
         )  # folding.py makes other digits and letters plain
         self._normal = normal
         self._hints = tuple(hints)
+        self._is_other = is_other
 
     def find(self, text: str) -> Iterable[FoundValue]:
         if self._hints and not any(hint in text for hint in self._hints):
             return
         for match in self._pattern.finditer(text):
-            if normal := self._normal(match[0]):
+            normal = self._normal(match[0])
+            if normal and not self._is_other(text, *match.span()):
                 yield FoundValue(*match.span(), self._kind, normal)
+
+
+# Words before a number that is no person's: of an order, a part, a book.
+_NUMBERED = re.compile(
+    r"(?i)(?<![^\W\d_])(?:order|invoice|ticket|case|part|sku|rma|po|inv|ref(?:erence)?|tracking|serial"
+    r"|lot|batch|item|coupon|voucher|isbn|ean|gtin|upc|pages?|bestell(?:ung|nummer|nr)"
+    r"|(?:rechnung|auftrag)(?:snummer|snr)?|artikel(?:nummer|nr)?|commande|facture|article|pedido|factura"
+    r"|art[ií]culo|ordine|fattura)(?:[ _-]?(?:no|nr|num|number|id|n[º°]))?[\s.:#=\"'()-]{0,5}\Z"
+)
+_BEFORE = 32
+
+
+def is_numbered(text: str, start: int, end: int = 0) -> bool:
+    """Tell whether a word before a number says that it is the number of a thing."""
+    return bool(_NUMBERED.search(text, max(0, start - _BEFORE), start))
 
 
 class DigitRun(NamedTuple):

@@ -7,7 +7,7 @@ import datetime
 import re
 
 from .checksums import luhn, mod_11_10, verhoeff, weighted
-from .detector import PatternDetector
+from .detector import PatternDetector, is_numbered, never
 
 _ALONE, _ENDS = "(?<![A-Za-z0-9.+-])", r"(?![A-Za-z0-9-]|\.\d)"
 
@@ -47,7 +47,7 @@ def _nir(text: str) -> str | None:
 
 def _dni(text: str) -> str | None:
     """Spanish DNI and NIE: the letter is the number modulo 23."""
-    number = re.sub("[ .-]", "", text).upper()
+    number = re.sub("[ .-]", "", text).upper().zfill(9)
     value = int(number[:-1].translate(str.maketrans("XYZ", "012")))
     return number if "TRWAGMYFPDXBNJZSQVHLCKE"[value % 23] == number[-1] else None
 
@@ -103,6 +103,22 @@ def _personal_number(text: str) -> str | None:
     return digits if _is_date(year, month, (day - 1) % 60 + 1) and luhn(digits) else None
 
 
+def _nhs(text: str) -> str | None:
+    """UK NHS number: ten digits, the last of which is the check modulo 11 (NHS Data Dictionary)."""
+    digits = _digits(text)
+    check = 11 - weighted(digits[:9], range(10, 1, -1)) % 11
+    return digits if check % 11 == int(digits[9]) and check != 10 else None
+
+
+_NHS_BEFORE = re.compile(r"(?i)\bNHS\b[^\d\n]{0,16}\Z")
+
+
+def _is_no_patient(text: str, start: int, end: int) -> bool:
+    """Tell whether no word before a number says that it is of the NHS: an American phone number has
+    the same form."""
+    return not _NHS_BEFORE.search(text, max(0, start - 24), start)
+
+
 def _is_date(year: int, month: int, day: int) -> bool:
     try:
         datetime.date(2000 + year, month, day)
@@ -111,6 +127,8 @@ def _is_date(year: int, month: int, day: int) -> bool:
     return True
 
 
+# Numbers of orders and parts have the same form, and one in ten passes the check, if there is one.
+_LIKE_OTHERS = ("ssn", "sin", "aadhaar", "personnummer", "pesel")
 _DIGIT = "[0-9LMNP-V]"  # of a fiscal code, where letters tell equal ones apart
 
 
@@ -121,7 +139,7 @@ def national_ids() -> tuple[PatternDetector, ...]:
         ("nino", r"(?i:[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z]) ?\d\d ?\d\d ?\d\d ?[A-Da-d]", _nino),
         ("taxid", r"\d{2} ?\d{3} ?\d{3} ?\d{3}", _tax_id),
         ("nir", r"[12] ?\d\d ?\d\d ?(?:\d\d|2[ABab]) ?\d{3} ?\d{3} ?\d\d", _nir),
-        ("dni", r"(?:\d{8}|[XYZxyz][ -]?\d{7})[ -]?[A-Za-z]", _dni),
+        ("dni", r"(?:\d{8}|\d{1,2}\.\d{3}\.\d{3}|[XYZxyz][ -]?\d\.?\d{3}\.?\d{3})[ -]?[A-Za-z]", _dni),
         ("fiscal", rf"(?i:[A-Z]{{6}}{_DIGIT}{{2}}[A-EHLMPR-T]{_DIGIT}{{2}}[A-Z]{_DIGIT}{{3}}[A-Z])",
          _fiscal_code),
         ("pesel", r"\d{11}", _pesel),
@@ -130,6 +148,16 @@ def national_ids() -> tuple[PatternDetector, ...]:
         ("sin", r"\d{3}([- ])\d{3}\1\d{3}", _sin),
         ("personnummer", r"(?:\d\d)?\d{6}[-+]\d{4}", _personal_number),
     )  # fmt: skip
-    return tuple(
-        PatternDetector(kind, rf"{_ALONE}(?:{form}){_ENDS}", normal) for kind, form, normal in forms
+    nhs = PatternDetector(
+        "nhs", rf"{_ALONE}\d{{3}}([ -]?)\d{{3}}\1\d{{4}}{_ENDS}", _nhs, ("NHS", "nhs"), _is_no_patient,
+    )  # fmt: skip
+    others = (
+        PatternDetector(
+            kind,
+            rf"{_ALONE}(?:{form}){_ENDS}",
+            normal,
+            is_other=is_numbered if kind in _LIKE_OTHERS else never,
+        )
+        for kind, form, normal in forms
     )
+    return (nhs, *others)

@@ -27,7 +27,8 @@ _MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
 
 _ANNOUNCEMENT = "phone: "  # PhoneDetector looks for it before digits without groups
 _PHONE_NAME = re.compile(
-    r"(?i)(?:phone|mobile|fax|msisdn|whatsapp)s?(?:[_ -]?(?:no|nr|numbers?))?$|^(?:tel|cell)$"
+    r"(?i)(?:phone|mobile|fax|msisdn|whatsapp|telefon|t[ée]l[ée]phone|tel[ée]fono|rufnummer|m[óo]vil|celular|handy)s?"
+    r"(?:[_ -]?(?:no|nr|numbers?|nummer))?$|^(?:tel|t[ée]l|cell|mobil)$"
 )
 _LEAST_NUMBER = 10**7  # shorter numbers are of no kind that detectors find
 
@@ -325,9 +326,13 @@ def _read_without_escapes(
         after = bisect.bisect_right(ends, each.start)
         return after < len(apart) and apart[after].start < each.end
 
-    return [
-        each for each in found if not (read.cuts(each.start, each.end) and is_misread(each))
-    ] + placed  # fmt: skip
+    kept = [each for each in found if not (read.cuts(each.start, each.end) and is_misread(each))]
+    # Of two findings in one place the first counts: a tool gets a value without escapes, but what
+    # belongs into a URL or into a program as it was written.
+    return [*(each for each in placed if each.kind not in _VERBATIM), *kept, *placed]
+
+
+_VERBATIM = ("login", "secret")
 
 
 def _has_many_digits(value: Any) -> bool:

@@ -13,15 +13,17 @@ from cellwright.harness.privacy import checksums
 
 REGIONS = ("US", "GB", "DE", "FR")
 VALUES = {
-    "email": ["ann@example.org", "a.b+c@mail.example.co.uk", "jörg@bücher.example", "bob [at] example [dot] org"],
-    "phone": ["+1 202-555-0143", "(202) 555-0143", "+442079460958", "0049 30 123456", "+33 1 42 68 53 00"],
+    "email": ["ann@example.org", "a.b+c@mail.example.co.uk", "jörg@bücher.example", "mary.o'brien@example.co.uk", "o'neill@example.org", "ann@example.photography", "bob [at] example [dot] org"],
+    "phone": ["+1 202-555-0143", "(202) 555-0143", "+442079460958", "0049 30 123456", "+33 1 42 68 53 00",
+              "+44 7700 900123", "+1 (555) 123-4567", "+49 (0)30 62331558", "+33 (0)5 24 52 36 52", "030-62331558", "0176/53693417", "0221 47207777",
+              "(0161) 4960066", "0650528970", "01 79 27 66 46"],
     "iban": ["DE89370400440532013000", "GB82 WEST 1234 5698 7654 32", "FR1420041010050500013M02606"],
     "card": ["4111111111111111", "5500 0000 0000 0004", "3782-822463-10005", "6011000990139424"],
     "ssn": ["219-09-9999", "219 09 9999"],
     "nino": ["AB123456C", "AB 12 34 56 C"],
     "taxid": ["86095742719", "86 095 742 719"],
     "nir": ["255081416802538", "2 55 08 14 168 025 38"],
-    "dni": ["12345678Z", "X1234567L", "12345678-Z"],
+    "dni": ["12345678Z", "X1234567L", "12345678-Z", "49.875.316-T", "1.234.567-L", "X-1234567-L"],
     "fiscal": ["RSSMRA85T10A562S"],
     "pesel": ["44051401359"],
     "cpf": ["529.982.247-25"],
@@ -47,11 +49,14 @@ def test_a_value_is_found_whole_wherever_it_stands(kind: str) -> None:
 
 
 NOTHING = {
-    "email": ["user@localhost", "@decorator", "a@b", "git@github.com:org/repo.git", "x @ y.org"],
-    "phone": ["2026-11-22", "192.168.100.100", "1234567890", "+1 111 111 1111", "3.14159265358"],
+    "email": ["user@localhost", "@decorator", "a@b", "git@github.com:org/repo.git", "x @ y.org", "icon@3x.webp",
+              "logo@2x.png", "jquery@3.7.1.min.js", "style@media.css", "x@self.weights", "@types/node@20.1.5"],
+    "phone": ["2026-11-22", "192.168.100.100", "1234567890", "+1 111", "3.14159265358", "06/28/2025", "28.06.2025",
+              "0.123456789", "order 0650528970", "Bestellnr. 0650528970", "RMA 0412-8834-221", "4111-2345-6789-0123", "502.494.195 EUR", "00 12", "177 594 897"],
     "iban": ["DE88370400440532013000", "XX82WEST12345698765432", "GB82WEST123456987654321"],
     "card": ["4111111111111112", "1234567890123456", "0.4111111111111111", "0000000000000000"],
-    "ssn": ["000-12-3456", "666-12-3456", "900-12-3456", "219-00-9999", "219-09-0000", "219-09 9999"],
+    "ssn": ["000-12-3456", "666-12-3456", "900-12-3456", "219-00-9999", "219-09-0000", "219-09 9999", "part 219-09-9999"],
+    "nhs": ["943 476 5919", "NHS 943 476 5918", "NHS: 943-476 5919"],
     "nino": ["BG123456C", "AB123456E", "DA123456C"],
     "taxid": ["86095742718", "12345678903"],
     "nir": ["255081416802539"],
@@ -62,7 +67,8 @@ NOTHING = {
     "aadhaar": ["2341 2341 2347", "234123412346"],
     "sin": ["130 692 545", "130692544"],
     "personnummer": ["640823-3235", "641323-3234"],
-    "ip": ["127.0.0.1", "0.0.0.0", "1.2.3", "1.2.3.4.5", "300.1.1.1", "::1", "[::2]", "12:30:45"],
+    "ip": ["127.0.0.1", "0.0.0.0", "1.2.3", "1.2.3.4.5", "7.1.1.8", "section 17.1.1.8", "version 10.15.7.1",
+           "v12.0.1.12", "pkg==16.2.0.1", "Chrome/125.0.0.0 Safari", "12.2.1.8 Scope", "lib-16.4.1.2.tar.gz", "10.0.0.0/8", "300.1.1.1", "::1", "[::2]", "12:30:45"],
     "mac": ["00:00:00:00:00:00", "00:1B:44:11:3A", "00:1B-44:11-3A:B7"],
     "login": ["https://example.org/a:b@c"],
     "secret": ["password: secret", "c0ffee" * 6],
@@ -115,6 +121,48 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS.values(), ids=FORMS)
 def test_other_ways_to_write_the_same_characters_are_undone(text: str) -> None:
     assert re.fullmatch(r"(pii_\w+[ \0]?)+", Privacy().text(text))
+
+
+@pytest.mark.parametrize("before", [
+    "Telefon: ", "Tel.: ", "Mobil: ", "Handy ", "Handynummer: ", "Rufnummer ", "Tél. : ", "téléphone ", "portable : ", "numéro ", "appelez le ",
+    "Teléfono: ", "móvil ", "llame al ", "Phone: ", "call ", "TELEPHONE NO. ",
+])  # fmt: skip
+def test_a_number_is_announced_in_the_languages_of_regions(before: str) -> None:
+    scope = Privacy(kinds=["phone"], regions=(*REGIONS, "ES")).scope()
+    for number in ("911189610", "0176 53693417", "2025550143"):
+        text = f"{before}{number} today"
+        assert [text[each.start : each.end] for each in scope.find(text)] == [number]
+    assert scope.find("call of order 911189610") == []
+
+
+def test_a_number_of_a_patient_is_announced() -> None:
+    """Without the word an American phone number would be one in one of eleven cases."""
+    scope = Privacy(kinds=["nhs"]).scope()
+    for text in ("NHS 943 476 5919", "NHS number: 943-476-5919", "nhs no. 9434765919"):
+        assert [each.normal for each in scope.find(text)] == ["9434765919"]
+
+
+@pytest.mark.parametrize(
+    "text", ["f'ann@example.org'", "b'ann@example.org'", "d'ann@example.org", "x='ann@example.org'"]
+)
+def test_an_apostrophe_before_an_address_is_no_part_of_it(text: str) -> None:
+    """In French it ends another word; in a program it begins a text."""
+    scope = Privacy(kinds=["email"]).scope()
+    assert [text[each.start : each.end] for each in scope.find(text)] == ["ann@example.org"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "server==203.0.113.7",
+        "ip.addr==203.0.113.7",
+        "203.0.113.0 - - [x]",
+        "203.0.113.9/24",
+        "12.34.56.78 said",
+    ],
+)
+def test_the_address_of_a_machine_is_no_version(text: str) -> None:
+    assert [each.kind for each in Privacy(kinds=["ip"]).scope().find(text)] == ["ip"]
 
 
 NEVER = {
