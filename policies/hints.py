@@ -11,6 +11,7 @@ from typing import Protocol
 
 _NOT_HERE = ("mount_ns: not shown", "landlock: not writable")  # watching/shown.py
 _HOST_PERMISSIONS = "host permissions: "  # so do the rules of watching/shown.py begin
+_SAID = 4000  # characters of standard error that are read
 _SHELLS = ("bash", "sh", "dash")
 _NO_NETWORK = re.compile(
     r"ENETUNREACH|ENOTFOUND|EAI_AGAIN|Network is unreachable|[Nn]ame resolution"
@@ -37,6 +38,21 @@ _FULL = re.compile(  # in Python, Ruby, Node, and tools of a shell
 _NO_PROCESS = re.compile(  # where no cgroup counts
     r"RuntimeError: can't start new thread|\bfork: (?:retry: )?Resource temporarily unavailable"
 )
+_NO_HEADER = re.compile(r"fatal error: ([\w./+-]{1,200}): No such file or directory")
+_NO_COMMAND = re.compile(  # in bash, sh, env(1), make, and for a child of Python
+    r"(?:^|[ :])([\w.+-]{1,100}): (?:command )?not found$"
+    r"|env: \W([\w.+-]{1,100})\W: No such file|make: ([\w.+-]{1,100}): No such file"
+    r"|_execute_child[\s\S]{0,2000}FileNotFoundError: .*: '([\w.+-]{1,100})'", re.MULTILINE,
+)  # fmt: skip
+_NOT_EXECUTABLE = re.compile(
+    r"(?:^|[ :])(/[^:'\n]{1,4096}): Permission denied$"
+    r"|_execute_child[\s\S]{0,2000}PermissionError: .*: '(/[^'\n]{1,4096})'", re.MULTILINE,
+)  # fmt: skip
+_CHILD = "_execute_child"  # of subprocess, in a traceback
+_CANNOT_EXECUTE = "exit code 126"  # sh(1)
+_NO_GLYPH = re.compile(r"Glyph \d+ .{0,200} missing from (?:current )?font")
+_INSTALLERS = ("apt", "apt-get", "dnf", "apk", "brew", "npm", "conda")
+_PIP = ("pip", "pip3")
 _NO_INPUT = "EOFError: EOF when reading a line"
 # Modules whose packages have other names; any other name is tried as it is.
 _PACKAGES = {
@@ -59,6 +75,10 @@ _MEMORY = (
 _PROCESSES = (
     "the program reached limits.processes of the policy, which counts its threads, and two processes "
     "of the cell: start fewer at once, or set it higher in your policy (max_processes=)"
+)
+_NO_INSTALL = (
+    "programs install no packages, since a cell reaches no index: ask for packages by name with "
+    "--packages NAME (packages=)"
 )
 _SUBPROCESSES = (
     "to start other programs use the profile standard (--policy standard), or set "
@@ -112,12 +132,19 @@ class Used(Protocol):
 
 def hints(
     error: str | None, refused: Iterable[Refused], used: Used | None = None,
-    *, timed_out: bool = False,
+    *, timed_out: bool = False, stderr: str = "",
 ) -> tuple[str, ...]:  # fmt: skip
-    """Return the hints for a program that ended with `error` and had these attempts refused."""
-    found = [*_of_limits(error or "", used, timed_out=timed_out), *_of_error(error or "")]
+    """Return the hints for a program that ended with `error` and had these attempts refused; what a
+    command says is at the end of its `stderr`."""
+    said = f"{error or ''}\n{stderr[-_SAID:]}"
+    found = [
+        *_of_limits(said, used, timed_out=timed_out),
+        *_of_error(error or "", starts_child=_CHILD in stderr),
+    ]
+    if stderr:
+        found += _of_command(error or "", stderr[-_SAID:])
     for each in refused:
-        found += _of_refusal(each, error or "")
+        found += _of_refusal(each, said)
     if any(hint.startswith(_NAME) for hint in found):
         found = [hint for hint in found if hint != _NETWORK]
     if _LOOPBACK in found:
@@ -134,12 +161,12 @@ def _of_limits(error: str, used: Used | None, *, timed_out: bool) -> Iterator[st
         yield _PROCESSES
 
 
-def _of_error(error: str) -> Iterator[str]:
+def _of_error(error: str, *, starts_child: bool) -> Iterator[str]:
     if found := _NO_PYTHON_MODULE.search(error):
         yield missing_module(found[1])
     if found := _NO_MODULE.search(error):
         yield f"the cell has no {found[1] or found[2]}: pass its files with --file (files=)"
-    if found := _NO_FILE.search(error):
+    if not starts_child and (found := _NO_FILE.search(error)):
         name = found[1] or found[2] or found[3]
         yield f"/workspace has only the files that you pass: pass {name} with --file (files=)"
     if found := _READ_ONLY.search(error):
@@ -158,14 +185,55 @@ def _of_error(error: str) -> Iterator[str]:
         )
 
 
+def _of_command(error: str, stderr: str) -> Iterator[str]:
+    """Yield the hints about commands: their messages are not those of a language."""
+    if found := _NO_HEADER.search(stderr):
+        yield (
+            f"the cell does not show {found[1]}: name the directory of its headers, such as "
+            "/usr/include, in filesystem.read of your policy"
+        )
+    if found := _NO_COMMAND.search(stderr):
+        yield _missing_command(next(filter(None, found.groups())))
+    is_refused = error == _CANNOT_EXECUTE or _CHILD in stderr
+    if is_refused and (found := _NOT_EXECUTABLE.search(stderr)):
+        yield (
+            f"files below filesystem.read are shown for reading only: name {found[1] or found[2]}, or "
+            "its directory, in processes.execute of your policy"
+        )
+    if _NO_GLYPH.search(stderr):
+        yield (
+            "no font of matplotlib has these characters: pass one with --file (files=), then "
+            "matplotlib.font_manager.fontManager.addfont(path) and rcParams['font.family']"
+        )
+
+
+def _missing_command(name: str) -> str:
+    if name in _PIP:
+        return _NO_INSTALL
+    if name in _INSTALLERS:
+        return f"{name} is not there: a cell installs nothing; install it on the host, or show an image"
+    return (
+        f"the cell has no {name}: it has programs of the host that lie below processes.execute of the "
+        "policy; install it there, or name its directory in that field"
+    )
+
+
 def missing_module(name: str) -> str:
     """Return the hint for a Python program that imports the module `name`, which its cell lacks."""
     top = name.partition(".")[0]
+    if top in _PIP:
+        return _NO_INSTALL
     package = _PACKAGES.get(top, top.replace("_", "-"))
     return (
         f"the cell has the standard library, and no {name}: ask for its package with --packages "
         f"{package} (packages=), or pass a file of your own with --file (files=)"
     )
+
+
+def missed_module(error: str) -> str:
+    """Return the name of the module whose import failed with `error` in Python; empty for others."""
+    found = _NO_PYTHON_MODULE.search(error)
+    return found[1] if found else ""
 
 
 def _of_refusal(refused: Refused, error: str) -> Iterator[str]:

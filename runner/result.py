@@ -164,6 +164,7 @@ class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
         return hints(
             self.error, self.violations, self.usage,
             timed_out=self.status is SandboxStatus.TIMEOUT,
+            stderr="" if self.ok else self.stderr,
         )  # fmt: skip
 
     def for_model(self) -> "SandboxResult":

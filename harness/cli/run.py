@@ -166,7 +166,7 @@ def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> 
     elif options.verbose or not result.ok:
         connections = connection_lines(result) if options.verbose else ()
         lines = (*connections, *violation_lines(result), result_line(result))
-        print(*lines, *hint_lines(result), sep="\n", file=sys.stderr)
+        print(*lines, *_hint_lines(result, options), sep="\n", file=sys.stderr)
     else:
         _say_what_is_missing(result)
     if options.output or not as_json:  # JSON has the content of the artifacts
@@ -176,6 +176,27 @@ def _show(result: SandboxResult, options: argparse.Namespace, language: str) -> 
     is_complete = not options.collect or (result.artifacts and not result.uncollected)
     is_saved = _is_workspace_saved(result)
     return SUCCEEDED if result.ok and is_saved and is_complete else FAILED
+
+
+def _hint_lines(result: SandboxResult, options: argparse.Namespace) -> list[str]:
+    """Return the hints of a result, one a line; a module beside FILE is a file to pass, and never the
+    name of a stranger's package."""
+    from ...policies.hints import missed_module, missing_module
+
+    lines, missed = hint_lines(result), missed_module(result.error or "")
+    beside = os.path.join(os.path.dirname(options.file or "") or ".", missed.partition(".")[0])
+    places = [each for each in (f"{beside}.py", beside) if missed and os.path.exists(each)]
+    if not (options.file and places):
+        return lines
+    import shlex  # seldom needed
+
+    about = f"hint: {harmless(missing_module(missed))}"
+    pass_it = f"--file {harmless(shlex.quote(os.path.normpath(places[0])))}"
+    return [
+        f"hint: {harmless(missed)} lies beside {harmless(options.file)}: pass it with {pass_it}"
+        if each == about else each
+        for each in lines
+    ]  # fmt: skip
 
 
 def _name_lost_files(result: SandboxResult) -> None:

@@ -127,13 +127,23 @@ def refuse_without_subprocesses(method: str, result: SandboxResult) -> None:
         )
 
 
+def _hints(result: SandboxResult, exit_code: int) -> tuple[str, ...]:
+    """Return the hints of a command: its program may fail in a cell whose own program does not."""
+    if not (result.ok and exit_code):
+        return result.hints
+    from ...policies.hints import hints  # only for failures
+
+    error = f"exit code {exit_code}"
+    return hints(error, result.violations, result.usage, stderr=result.stderr)
+
+
 def _outcome(
     result: SandboxResult, exit_code: int, *, timed_out: bool, error: str | None
 ) -> CommandResult:
     outcome = CommandResult(
         exit_code=exit_code, stdout=result.stdout, stderr=result.stderr,
         timed_out=timed_out, error=error, usage=result.usage, violations=result.violations,
-        truncated=result.truncated, notices=result.notices, hints=result.hints,
+        truncated=result.truncated, notices=result.notices, hints=_hints(result, exit_code),
         execution_id=result.execution_id,
     )  # fmt: skip
     if type(result) is SandboxResult:

@@ -16,6 +16,17 @@ from .checks import MAX_FILES, check_flag, with_timeout
 from .parameters import CallArguments, ProgramArguments
 
 MAX_SOURCE_BYTES = 64 * 1024 * 1024
+# Languages of other sandboxes, and the command of bash that runs a program of each.
+_COMPILED = {
+    "c": "gcc main.c -o main && ./main",
+    **dict.fromkeys(("cpp", "c++"), "g++ main.cpp -o main && ./main"),
+    "java": "javac Main.java && java Main", "go": "go run main.go",
+    "rust": "rustc main.rs && ./main", "perl": "perl main.pl", "php": "php main.php",
+    "lua": "lua main.lua",
+}  # fmt: skip
+_BY_COMMANDS = (
+    'pass its source in files= and run it with the policy "workshop" as a program of bash: {}'
+)
 _MOST_ARGUMENTS = 10_000
 # What execve(2) takes: MAX_ARG_STRLEN with the NUL, and half of a stack of 8 MiB / 4 for all.
 _ARGUMENT_BYTES, _ARGUMENTS_BYTES = 131_071, 1024 * 1024
@@ -113,9 +124,11 @@ def check_language(language: str) -> str:
 
         known = ", ".join(language_names())
         meant = did_you_mean(language, language_names())
+        advice = _COMPILED.get(language.lower()) if isinstance(language, str) else None
+        advice = _BY_COMMANDS.format(advice) if advice else meant
         raise Rejected(
             f"unknown language {language!r}: this version runs {known}"
-            + (f"; {meant}" if meant else "")
+            + (f"; {advice}" if advice else "")
         )
     return found
 

@@ -541,6 +541,18 @@ def test_what_was_refused_is_shown_with_a_failure_and_counted_with_success() -> 
     assert run("-v", "-c", code).stderr.count("cellwright: refused: openat") == 2
 
 
+def test_a_module_beside_the_program_is_a_file_to_pass(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("x = 1")
+    program = tmp_path / "main.py"
+    program.write_text("import helper; print(helper.x)")
+    done = run(str(program))
+    assert done.stderr.splitlines()[-1] == (
+        f"hint: helper lies beside {program}: pass it with --file {tmp_path}/helper.py"
+    )
+    assert "--packages" not in done.stderr
+    assert run("--file", str(tmp_path / "helper.py"), str(program)).stdout == "1\n"
+
+
 def test_a_full_workspace_and_missing_input_have_hints() -> None:
     for code, word in (
         ("open('big', 'wb').write(b'x' * (100 << 20))", "limits.workspace_bytes"),

@@ -136,3 +136,42 @@ def test_a_result_has_its_hints_in_json_too() -> None:
     error = "ModuleNotFoundError: No module named 'numpy'"
     result = SandboxResult(status=SandboxStatus.FAILED, reason="exception", error=error)
     assert result.to_dict()["hints"] == list(result.hints) != []
+
+
+COMMANDS = {
+    "bash: line 1: awk: command not found": "the cell has no awk",
+    "/tmp/cell.sh: 1: awk: not found": "the cell has no awk",
+    "make: cc: No such file or directory": "the cell has no cc",
+    "pip: command not found": "--packages NAME",
+    "bash: line 3: apt-get: command not found": "install it on the host",
+    "a.c:1:10: fatal error: zlib.h: No such file or directory\n    1 | #include": "does not show zlib.h",
+    "a.py:3: UserWarning: Glyph 20013 (\\N{CJK}) missing from font(s) DejaVu Sans.": "addfont",
+}
+
+
+@pytest.mark.parametrize(("stderr", "word"), COMMANDS.items())
+def test_what_a_command_says_has_a_hint(stderr: str, word: str) -> None:
+    (hint,) = hints("exit code 127", (), stderr=f"before\n{stderr}\n")
+    assert word in hint
+
+
+def test_a_path_that_is_shown_for_reading_cannot_be_executed() -> None:
+    stderr = "bash: line 1: /opt/tool/run: Permission denied\n"
+    (hint,) = hints("exit code 126", (), stderr=stderr)
+    assert "/opt/tool/run" in hint
+    assert "processes.execute" in hint
+    assert hints("exit code 1", (), stderr=stderr) == ()  # of a file that cannot be read
+
+
+def test_a_refused_path_is_hinted_at_where_a_command_names_it() -> None:
+    refused = refusal(NOT_SHOWN, "'/data/t.csv'", "O_RDONLY", process="cat (3)")
+    (hint,) = hints(
+        "exit code 1", [refused], stderr="cat: /data/t.csv: No such file or directory\n"
+    )
+    assert "does not show /data/t.csv" in hint
+
+
+@pytest.mark.parametrize("module", ["pip", "pip._internal"])
+def test_pip_is_no_package_to_ask_for(module: str) -> None:
+    (hint,) = hints(f"ModuleNotFoundError: No module named '{module}'", ())
+    assert "--packages NAME" in hint
