@@ -1,10 +1,27 @@
-"""`ClientTurns`: limits the work at once of each client and of all together; the rest waits."""
+"""`ClientTurns`: limits the work at once of each client and of all together; the rest waits.
+`run_in_thread`: work that blocks, without a line of waiting requests for all clients."""
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
+from typing import TypeVar, TypeVarTuple, Unpack
 
 import anyio
+import anyio.to_thread
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
+
+
+async def run_in_thread(
+    work: Callable[[Unpack[_Arguments]], _Result], *arguments: *_Arguments
+) -> _Result:
+    """Return what `work` returns in a thread of its own.
+
+    anyio's default has 40 threads for all clients, which one of them could hold.  The limits of a
+    client's requests bound the number of these.
+    """
+    return await anyio.to_thread.run_sync(work, *arguments, limiter=anyio.CapacityLimiter(1))
 
 
 class ClientTurns:

@@ -15,7 +15,7 @@ from ....policies.errors import CellwrightError, PolicyError
 from ....policies.policy import Policy
 from ....runner.audit.log import AuditLog
 from ....runner.cgroups.delegation import take_delegation
-from ....runner.settings import PauseSettings
+from ....runner.settings import PauseSettings, PoolSettings
 from ...sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
 from ...sandbox.sandbox import Sandbox
 from ...state import make_private_directory
@@ -194,12 +194,18 @@ def _sandbox(
 
         check_holds_sessions(configuration.runtime)
     return Sandbox(
-        policy=policy, pool=configuration.pool, sessions=configuration.sessions.settings,
+        policy=policy, pool=_pool(configuration), sessions=configuration.sessions.settings,
         audit=trail or False, cgroup_root=root, python=configuration.python,
         backend=configuration.backend, runtime=configuration.runtime, rootfs=configuration.rootfs,
         package_store=_store(configuration), pauses=pauses or PauseSettings(),
         pausable=pauses is not None and configuration.pauses.pausable,
     )  # fmt: skip
+
+
+def _pool(configuration: DaemonConfiguration) -> PoolSettings:
+    """Return the pool of one policy, which runs as many cells as clients may have requests: one client
+    could take all of fewer."""
+    return PoolSettings(size=configuration.pool, running=configuration.serve_limits.running)
 
 
 def _store(configuration: DaemonConfiguration) -> "PackageStore | None":

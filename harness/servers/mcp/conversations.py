@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import anyio
 
 from ..client_quota import ClientQuota
+from ..client_turns import run_in_thread
 from .stream_events import BYTES_OF_ALL, BYTES_OF_ONE, READER, ConversationEvents, EventReader
 
 IDLE_SECONDS = 1800.0
@@ -76,7 +77,7 @@ class Conversations:
         """Release all that a conversation holds; ending it twice is harmless."""
         if self._open.pop(conversation.id, None) is not None:
             self._release(conversation)
-            await anyio.to_thread.run_sync(self._on_end, conversation.client, conversation.id)
+            await run_in_thread(self._on_end, conversation.client, conversation.id)
 
     def _begin(self, client: str) -> ClientConversation:
         self._quota.take(client)

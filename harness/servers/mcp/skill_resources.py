@@ -7,7 +7,6 @@ import base64
 import urllib.parse
 from functools import partial
 
-import anyio.to_thread
 from mcp import MCPError, types
 from msgspec import UNSET
 
@@ -16,6 +15,7 @@ from ...privacy.naming import PROGRAM
 from ...skills.manifest import FILE
 from ...skills.skills import SkillSet
 from ...text.hidden import line
+from ..client_turns import run_in_thread
 from ..owned_sessions import OwnedSessions
 from ..services import ClientServices, ServicesByClient
 from .answers import LoadedSkill, SavedSkill, answered
@@ -78,7 +78,7 @@ class SkillResources:
 
     async def _services_of(self, context: Context) -> ClientServices:
         find = partial(self._services.of, owner_of(context).client)
-        return await anyio.to_thread.run_sync(find)
+        return await run_in_thread(find)
 
 
 def _shown(services: ClientServices, text: str) -> str:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import anyio
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -23,7 +22,7 @@ from ....runner.nesting import refuse_deep_json, refuse_large_json
 from ...mcp.threads import in_thread
 from ...tools.meter import Meter
 from ..client_quota import HeldAmount
-from ..client_turns import ClientTurns
+from ..client_turns import ClientTurns, run_in_thread
 from ..http_access import header
 from ..http_server import App, Receive, Scope, Send
 from ..tokens import CLIENT, GONE
@@ -93,7 +92,7 @@ class Dispatcher:
         if length <= _DECODED_AT_ONCE:
             return decode()
         async with self._turns.turn(client):
-            return await anyio.to_thread.run_sync(decode, limiter=anyio.CapacityLimiter(1))
+            return await run_in_thread(decode)
 
     async def _answer_call(
         self, endpoint: Endpoint, call: WebCall, data: bytes, scope: Scope, receive: Receive,

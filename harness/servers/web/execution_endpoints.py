@@ -11,6 +11,7 @@ from ....policies.policy import Policy
 from ...sandbox.executing import Executing
 from ...sandbox.parameters import CallArguments
 from ...sandbox.run import Run
+from ..client_turns import run_in_thread
 from ..services import refuse_packages
 from .endpoint import Endpoint, ServerEvent, WebCall
 from .messages import ExecuteBody, ExecutionAnswer, OutputEvent, StartedEvent, execution_answer
@@ -27,7 +28,7 @@ def execute(call: WebCall) -> ExecutionAnswer:
 
 async def stream_execution(call: WebCall) -> AsyncIterator[ServerEvent]:
     """Run a program in a fresh cell, and send its output as it comes."""
-    services = await anyio.to_thread.run_sync(call.state.services.of, call.client)
+    services = await run_in_thread(call.state.services.of, call.client)
     given = given_of(call, services.sandbox.policy)
     async for event in stream_of(services.sandbox, given):
         yield event

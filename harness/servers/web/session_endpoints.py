@@ -3,10 +3,9 @@ it."""
 
 from collections.abc import AsyncIterator
 
-import anyio
-
 from ....policies.errors import WorkspaceError
 from ...sandbox.session import Session
+from ..client_turns import run_in_thread
 from ..services import refuse_packages
 from .endpoint import ContentAnswer, Endpoint, ServerEvent, WebCall
 from .execution_endpoints import given_of, stream_of
@@ -74,8 +73,8 @@ def execute_in_session(call: WebCall) -> ExecutionAnswer:
 
 async def stream_in_session(call: WebCall) -> AsyncIterator[ServerEvent]:
     """Run a program in a session, and send its output as it comes."""
-    services = await anyio.to_thread.run_sync(call.state.services.of, call.client)
-    session = _session(call)
+    services = await run_in_thread(call.state.services.of, call.client)
+    session = await run_in_thread(_session, call)  # which may resume it from disk
     given = given_of(call, services.sandbox.policy, session.language)
     async for event in stream_of(session, given):
         yield event

@@ -17,6 +17,7 @@ from ...agent.transcript import AgentRun
 from ...sandbox.background import Background
 from ...sandbox.run import Chunks, Output
 from ...tools.approval import digest
+from ..client_turns import run_in_thread
 from .agui import AguiEvents, is_yes, task_of
 from .approval_endpoints import approval_answer, decide_on
 from .encoding import encoded_json
@@ -73,8 +74,8 @@ def show_task(call: WebCall) -> TaskRecordAnswer:
 async def stream_task(call: WebCall) -> AsyncIterator[ServerEvent]:
     """Work on a task, or go on with one, and send the events of AG-UI."""
     asked: RunAgentInput = call.body
-    agent = await anyio.to_thread.run_sync(_agent, call)
-    work = await anyio.to_thread.run_sync(_work_of, call, agent)
+    agent = await run_in_thread(_agent, call)
+    work = await run_in_thread(_work_of, call, agent)
     chunks = Chunks()
 
     def carry_out(cancel: int) -> None:

@@ -1,4 +1,4 @@
-"""What a model reads of limits and hints: nothing that only a person at a command line can do."""
+"""Instructions and hints for a model: limits, and nothing that only a person at a command line can do."""
 
 import ast
 import re
