@@ -55,10 +55,7 @@ class Sessions:
                 if self._rests == seen and not self._rested.wait(
                     max(0.0, until - time.monotonic())
                 ):
-                    raise BusyError(
-                        f"{len(self._alive)} sessions are alive, and each is busy",
-                        "close one, or let more live at once",
-                    )
+                    raise self._busy()
                 seen = self._rests
 
     def _make_room(self) -> bool:
@@ -67,10 +64,22 @@ class Sessions:
         for session in self._too_many():
             if session.try_to_pause(why) and not self._too_many():
                 return True
+        if not (self._settings.evict or self._settings.pauses):  # a state is never lost unasked
+            return not self._too_many()
         for session in self._too_many():
             if session.may_evict() and session.try_to_evict(why) and not self._too_many():
                 return True
         return not self._too_many()
+
+    def _busy(self) -> BusyError:
+        said = f"{len(self._alive)} sessions are alive"
+        if self._settings.evict or self._settings.pauses:
+            return BusyError(f"{said}, and each is busy", "close one, or let more live at once")
+        return BusyError(
+            f"{said}, as many as sessions.alive allows",
+            "close one; or give SessionSettings another alive, pause_seconds to keep idle sessions on "
+            "disk, or evict=True to end the one that was idle longest",
+        )
 
     def _too_many(self) -> list[SessionCell]:
         """Return the sessions, idle longest first, if another one would be too many."""

@@ -32,7 +32,7 @@ class SessionSettings(NamedTuple):
     """How many sessions live, and how long.  The policy's limits bound each: memory and CPU time
     over all its requests together, wall time for each request."""
 
-    alive: int = 32  # one more evicts the session that was idle longest
+    alive: int = 32  # one more raises BusyError, or see `evict` and `pause_seconds`
     freeze_seconds: float = 300.0  # without a request, until one comes, the cell stands still
     idle_seconds: float = 1800.0
     lifetime_seconds: float = 86_400.0
@@ -42,6 +42,7 @@ class SessionSettings(NamedTuple):
     # count of their cgroups.  Before another session is opened beyond `alive`, too.
     pause_seconds: float | None = None
     memory_bytes: int | None = None
+    evict: bool = False  # end the session that was idle longest, with its state, for one more
 
     @property
     def pauses(self) -> bool:

@@ -60,7 +60,8 @@ def check_sessions(settings: SessionSettings) -> SessionSettings:
     """Return `settings`; raises PolicyError naming an invalid one."""
     if not isinstance(settings, SessionSettings):
         raise PolicyError(f"sessions: must be SessionSettings, got {settings!r}")
-    for name, value in settings._asdict().items():
+    check_flag("sessions.evict", settings.evict)
+    for name, value in settings._replace(evict=0)._asdict().items():
         if value is not None or name not in ("pause_seconds", "memory_bytes"):
             check_limit(f"sessions.{name}", value, whole=not name.endswith("seconds"))
     if settings.alive < 1 or settings.requests < 1:

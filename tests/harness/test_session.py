@@ -388,7 +388,7 @@ def test_a_session_is_opened_however_late_the_launcher_died() -> None:
 
 
 def test_one_session_too_many_takes_the_place_of_the_one_idle_longest() -> None:
-    settings = SessionSettings(alive=2)
+    settings = SessionSettings(alive=2, evict=True)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         first, second = sandbox.session(), sandbox.session()
         second.execute("x = 1")
@@ -401,8 +401,21 @@ def test_one_session_too_many_takes_the_place_of_the_one_idle_longest() -> None:
             second.execute("x")
 
 
+def test_one_session_too_many_is_refused_and_no_state_is_lost() -> None:
+    settings = SessionSettings(alive=2)
+    with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
+        first, second = sandbox.session(), sandbox.session()
+        first.execute("x = 1")
+        with pytest.raises(BusyError, match="2 sessions are alive, as many as") as refused:
+            sandbox.session()
+        assert "evict=True" in refused.value.hint
+        assert first.execute("x").value == 1
+        second.close()
+        assert sandbox.session().execute("1").ok
+
+
 def test_busy_sessions_are_not_evicted() -> None:
-    settings = SessionSettings(alive=1)
+    settings = SessionSettings(alive=1, evict=True)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         run = sandbox.session().start("print('up', flush=True)\nimport time\ntime.sleep(60)")
         next(run.output())

@@ -160,7 +160,7 @@ def test_eviction_under_many_threads_mixes_nothing_up() -> None:
             except (SessionLost, BusyError) as error:
                 turned_away.append(error)
 
-    settings = SessionSettings(alive=4, idle_seconds=0.01)
+    settings = SessionSettings(alive=4, idle_seconds=0.01, evict=True)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         with sandbox.session() as session:
             session.execute("1")

@@ -523,7 +523,7 @@ def test_a_session_that_is_out_of_memory_is_kept(sandbox: Sandbox, store: Worksp
 
 
 def test_a_session_that_is_evicted_is_kept(store: Workspaces) -> None:
-    settings = SessionSettings(alive=1)
+    settings = SessionSettings(alive=1, evict=True)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings, workspaces=store) as box:
         session = box.session(workspace="mine")
         session.execute(WRITE)

@@ -56,7 +56,7 @@ class SessionTable(_Table, frozen=True, kw_only=True):
     def settings(self) -> SessionSettings:
         return SessionSettings(
             self.alive, self.freeze_seconds, self.idle_seconds, self.lifetime_seconds,
-            pause_seconds=self.pause_seconds, memory_bytes=self.memory_bytes,
+            pause_seconds=self.pause_seconds, memory_bytes=self.memory_bytes, evict=True,
         )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_an_empty_file_is_what_the_options_default_to(tmp_path: Path) -> None:
     read = read_configuration(written(tmp_path, ""))
     assert read == DaemonConfiguration()
     assert read.serve_limits == ServeLimits()
-    assert read.sessions.settings == SessionSettings()
+    assert read.sessions.settings == SessionSettings(evict=True)
 
 
 def test_every_table_is_read_and_paths_count_from_the_file(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_every_table_is_read_and_paths_count_from_the_file(tmp_path: Path) -> No
     assert read.request_log == "-"
     assert list(plan.policies) == ["strict", "mine"]
     assert "landlock" in plan.policies["mine"].optional_layers
-    assert read.sessions.settings == SessionSettings(alive=4, idle_seconds=60)
+    assert read.sessions.settings == SessionSettings(alive=4, idle_seconds=60, evict=True)
     assert read.serve_limits == ServeLimits(running=16)
     assert plan.rules.by_user == {os.geteuid(): "ci"}
     assert plan.rules.socket_group == os.getegid()
