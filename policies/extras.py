@@ -1,7 +1,7 @@
 """`how_to_install`: the command that adds an extra to the environment of this Python.
 
-cellwright is installed from a checkout, and a plain `pip install` does not reach an environment that
-pipx or uv made for the command (harness/INSTALL.md).
+cellwright is installed from a checkout or from a folder of wheels, and a plain `pip install` does not
+reach an environment that pipx or uv made for the command (harness/INSTALL.md).
 """
 
 import os
@@ -12,15 +12,32 @@ _UV = "uv-receipt.toml"
 
 
 def how_to_install(extra: str) -> str:
-    """Return what to run in the checkout; pipx and uv replace the extras that were installed."""
+    """Return what to run, and where; pipx and uv replace the extras that were installed."""
     made_by_pipx, made_by_uv = (os.path.exists(f"{sys.prefix}/{name}") for name in (_PIPX, _UV))
+    if _has_checkout():
+        place, what = "in the checkout of cellwright", f"'.[{extra}]'"
+    else:
+        place = "beside the folder `wheels` that cellwright was installed from, if it has the extra"
+        what = f"--no-index --find-links wheels 'cellwright[{extra}]'"
     if not made_by_pipx and not made_by_uv:
-        return f"in the checkout of cellwright: {_pip()} '.[{extra}]'"
-    command = "pipx install --force" if made_by_pipx else "uv tool install --force"
-    return (
-        f"in the checkout of cellwright: {command} '.[{extra}]', "
-        "with the other extras that you use in the brackets"
-    )
+        return f"{place}: {_pip()} {what}"
+    command = "uv tool install --force"
+    if made_by_pipx:
+        command = "pipx install --force"
+        if not _has_checkout():
+            what = f"--pip-args='--no-index --find-links wheels' 'cellwright[{extra}]'"
+    return f"{place}: {command} {what}, with the other extras that you use in the brackets"
+
+
+def _has_checkout() -> bool:
+    """Tell whether cellwright was installed from a directory (PEP 610), or was not installed."""
+    from importlib.metadata import PackageNotFoundError, distribution  # only for errors
+
+    try:
+        origin = distribution("cellwright").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return True
+    return '"dir_info"' in (origin or "")
 
 
 def _pip() -> str:

@@ -21,7 +21,7 @@ def test_it():
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with tests that are none of ours, and no parts before it."""
+    """A checkout with other tests, which no part ran before."""
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\ntestpaths = tests\n")
     hook = "from tests.parts import pytest_runtest_logreport as pytest_runtest_logreport\n"
     (tmp_path / "conftest.py").write_text(hook)

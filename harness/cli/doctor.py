@@ -343,6 +343,8 @@ def _egress() -> Check:
             "egress", "WARN", why, "have this host's name stand for 127.0.1.1 in /etc/hosts"
         )
     family = socket.AF_INET6 if ":" in own.address else socket.AF_INET
+    if not _is_reached(own.address, family):
+        return Check("egress", "FAIL", "the loopback interface is down", "ip link set lo up")
     with socket.create_server((own.address, 0), family=family) as server:
         port: int = server.getsockname()[1]
         threading.Thread(target=_greet, args=(server,), daemon=True).start()
@@ -365,6 +367,12 @@ def _egress() -> Check:
         "egress", "WARN", proof,
         'name hosts that this host reaches without a proxy, or set network.proxy = "environment"',
     )  # fmt: skip
+
+
+def _is_reached(address: str, family: int) -> bool:
+    """Tell whether the kernel has a route to an address; connecting by UDP sends nothing."""
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        return sock.connect_ex((address, 9)) == 0
 
 
 def _greet(server: socket.socket) -> None:

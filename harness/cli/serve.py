@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,10 @@ from ..servers.daemon.configuration import (
     read_configuration,
     tenant_rules,
 )
-from ..servers.daemon.lifecycle import plan_of, run_daemon
+from ..servers.daemon.lifecycle import check_start, plan_of, run_daemon
 from ..servers.daemon.limits import ServeLimits
 from ..servers.daemon.tenants import TenantPlan
-from ..servers.daemon.units import write_units
+from ..servers.daemon.units import next_commands, write_units
 from .operations import add_operations
 from .options import (
     AUDIT_HELP,
@@ -74,7 +76,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE",
         help="read everything from this TOML file instead, and again at SIGHUP",
     )  # fmt: skip
-    parser.add_argument("--check", action="store_true", help="only check the file of --config")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only check the file of --config, and the extras and addresses that it needs",
+    )
     add_operations(parser)
     parser.add_argument(
         "--drain", type=float, default=10.0, metavar="S",
@@ -95,17 +101,13 @@ def run(options: argparse.Namespace) -> int:
     read = partial(read_configuration, options.config)
     plan = plan_of(read())
     if options.check:
+        check_start(plan.configuration)
         print(f"{options.config}: valid: {', '.join(plan.policies)}")
     elif options.units:
         socket = plan.configuration.socket
-        print(
-            *write_units(
-                options.units, ["--config", os.path.abspath(options.config)],
-                Path(socket) if socket else None, plan.configuration.drain_seconds,
-                plan.rules.socket_group,
-            ),
-            sep="\n",
-        )  # fmt: skip
+        arguments = ["--config", os.path.abspath(options.config)]
+        path, drain = Path(socket) if socket else None, plan.configuration.drain_seconds
+        _write_units(options.units, arguments, path, drain, plan.rules.socket_group)
     else:
         run_daemon(plan, file=options.config, read=read, delegated=options.delegated)
     return SUCCEEDED
@@ -122,12 +124,8 @@ def serve(
     if options.check:
         raise PolicyError("--check: requires --config")
     if options.units:
-        print(
-            *write_units(
-                options.units, words_of(options, _NOT_REPEATED), options.socket, options.drain
-            ),
-            sep="\n",
-        )
+        arguments = words_of(options, _NOT_REPEATED)
+        _write_units(options.units, arguments, options.socket, options.drain)
         return
     check_limit("--drain", options.drain)
     names = [policy.name for policy in policies]
@@ -141,6 +139,14 @@ def serve(
         configuration, dict(zip(names, policies, strict=True)), tenant_rules(configuration)
     )
     run_daemon(plan, delegated=options.delegated)
+
+
+def _write_units(
+    directory: Path, arguments: Sequence[str], socket: Path | None, drain_seconds: float,
+    group: int | None = None,
+) -> None:  # fmt: skip
+    print(*write_units(directory, arguments, socket, drain_seconds, group), sep="\n")
+    print(next_commands(directory), file=sys.stderr)
 
 
 def _configuration_of(options: argparse.Namespace, limits: ServeLimits) -> DaemonConfiguration:

@@ -38,7 +38,7 @@ def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
     Default: the v1 hierarchies that have the controllers, if this process may write there; else a
     v2 scope that systemd delegates; else the top of v2, if systemd does not own it.
     """
-    root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT")
+    root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT") or None  # empty is unset
     try:
         tree = _tree(keeper, root)
     except OSError as error:
@@ -159,7 +159,7 @@ def sweep_host() -> list[str]:
     """Remove what killed supervisors left in the directories that `open_tree` would use; return what
     was removed."""
     root = os.environ.get("CELLWRIGHT_CGROUP_ROOT")
-    if root is not None:
+    if root:
         found = _namesakes(root) or {"": root}
     else:
         top = _mount_point_of_v2(mountinfo())

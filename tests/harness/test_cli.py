@@ -434,6 +434,20 @@ def test_doctor_fails_where_a_refused_name_is_reached(monkeypatch: pytest.Monkey
     assert (check.verdict, bool(check.repair)) == ("FAIL", True)
 
 
+@pytest.mark.needs("root")
+def test_doctor_says_how_to_repair_a_loopback_interface_that_is_down() -> None:
+    code = (
+        "from cellwright.harness.cli import doctor; from types import SimpleNamespace as N; "
+        "doctor.loopback_name = lambda: N(name='here', address='127.0.1.1'); "
+        "print(*doctor._egress()[:4], sep='|')"
+    )
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "egress|FAIL|the loopback interface is down|ip link set lo up\n"
+
+
 def test_doctor_tries_no_name_where_only_localhost_is_this_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

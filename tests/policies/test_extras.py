@@ -26,6 +26,27 @@ def test_the_command_reaches_the_environment_of_this_python(
     assert how_to_install("web").startswith(f"in the checkout of cellwright: {command}")
 
 
+@pytest.mark.parametrize(
+    ("mark", "command"),
+    [
+        ("pipx_metadata.json", "pipx install --force --pip-args='--no-index --find-links wheels' 'cellwright[web]', with"),
+        ("uv-receipt.toml", "uv tool install --force --no-index --find-links wheels 'cellwright[web]', with"),
+        ("pyvenv.cfg", "-m pip install --no-index --find-links wheels 'cellwright[web]'"),
+    ],
+)  # fmt: skip
+def test_what_was_installed_from_wheels_needs_no_checkout(
+    mark: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / mark).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    for origin in (None, '{"archive_info": {}, "url": "file:///wheels/cellwright.whl"}'):
+        monkeypatch.setattr("importlib.metadata.Distribution.read_text", lambda *_, o=origin: o)
+        monkeypatch.setattr("importlib.metadata.PathDistribution.read_text", lambda *_, o=origin: o)
+        told = how_to_install("web")
+        assert (command in told, "checkout" in told) == (True, False), told
+
+
 def test_an_environment_without_pip_is_reached_by_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert f"uv pip install --python {sys.executable} '.[web]'" in how_to_install("web")

@@ -308,6 +308,24 @@ def test_a_root_that_is_no_cgroup_directory_gives_none(tmp_path: Path) -> None:
     assert "nowhere" in detect.open_tree(os.getpid(), "/nowhere").missing["memory"]
 
 
+def test_an_empty_variable_names_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit or a compose file may set it so."""
+    monkeypatch.setenv("CELLWRIGHT_CGROUP_ROOT", "")
+    roots: list[str | None] = []
+
+    def noted(keeper: int, root: str | None) -> NoCgroups:
+        roots.append(root)
+        return NoCgroups("not asked")
+
+    monkeypatch.setattr(detect, "_tree", noted)
+    detect.open_tree(os.getpid())
+    assert roots == [None]
+    swept: list[list[str]] = []
+    monkeypatch.setattr(detect, "sweep", lambda parents: swept.append([*parents]) or [])
+    detect.sweep_host()
+    assert "" not in swept[0]
+
+
 # Sweeping
 
 

@@ -16,13 +16,23 @@ from ....policies.policy import Policy
 from ....runner.audit.log import AuditLog
 from ....runner.cgroups.delegation import take_delegation
 from ....runner.settings import PauseSettings, PoolSettings
-from ...sandbox.remote.address import default_path, listening_at, notify, passed_by_systemd
+from ...sandbox.pythons import find_python
+from ...sandbox.remote.address import (
+    check_length,
+    default_path,
+    listening_at,
+    notify,
+    passed_by_systemd,
+)
 from ...sandbox.sandbox import Sandbox
 from ...state import make_private_directory
 from ...text.progress import ProgressLine
 from ..descriptors import allow_descriptors
+from ..operations.endpoint import check_address
 from ..operations.measurements import Measurements
 from ..operations.observation import OperatorSettings, observing, serving_operators
+from ..operations.pages import OperatorsPages
+from ..operations.telemetry import check_installed
 from .configuration import NEED_RESTART, OWNER, DaemonConfiguration, policies_of, tenant_rules
 from .observer import RequestObserver
 from .quotas import QuotaSettings
@@ -41,6 +51,20 @@ ReadConfiguration = Callable[[], DaemonConfiguration]
 def plan_of(configuration: DaemonConfiguration) -> TenantPlan:
     """Return a configuration with its policies, and the numbers of its users; raises PolicyError."""
     return TenantPlan(configuration, policies_of(configuration), tenant_rules(configuration))
+
+
+def check_start(configuration: DaemonConfiguration) -> None:
+    """Raise PolicyError or LaunchError for what would end the daemon when it starts: an extra, an
+    address, a Python or a folder of wheels that is missing."""
+    if configuration.metrics:
+        check_address(configuration.metrics)
+        OperatorsPages(Measurements())
+    if configuration.opentelemetry:
+        check_installed()
+    if configuration.socket:
+        check_length(configuration.socket)
+    find_python(configuration.python)
+    _store(configuration)
 
 
 def run_daemon(

@@ -29,6 +29,10 @@ def write_units(
         else _DEFAULT_PLACES[kind_of_user()]
     )
     kind = kind_of_user()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PolicyError(f"cannot make {directory}: {error.strerror}") from None
     reload = "ExecReload=/bin/kill -HUP $MAINPID\n" if "--config" in arguments else ""
     written = []
     for name in NAMES:
@@ -44,6 +48,20 @@ def write_units(
             raise PolicyError(f"cannot write {path}: {error.strerror}") from None
         written.append(path)
     return tuple(written)
+
+
+def next_commands(directory: Path) -> str:
+    """Return what to do after `write_units`, so that systemd listens, at boot too."""
+    if kind_of_user() == "system":
+        place, manager, after = "/etc/systemd/system", "systemctl", ""
+    else:
+        place, manager = "~/.config/systemd/user", "systemctl --user"
+        after = "\n  loginctl enable-linger  # at boot too, before you log in"
+    is_there = directory.absolute() == Path(place).expanduser()
+    copy = (
+        "" if is_there else f"  cp {' '.join(str(directory / name) for name in NAMES)} {place}/\n"
+    )
+    return f"next:\n{copy}  {manager} daemon-reload\n  {manager} enable --now {NAMES[0]}{after}"
 
 
 def kind_of_user() -> str:

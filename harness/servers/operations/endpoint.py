@@ -7,6 +7,7 @@ replaces the one that waits longest, so that idle ones keep nobody out.
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
@@ -131,6 +132,30 @@ def serving_pages(address: str, pages: OperatorsPages, group: int = -1) -> Itera
         yield
 
 
+def check_address(address: str) -> None:
+    """Raise PolicyError if this host cannot serve pages at an address; one in use is not refused,
+    because a daemon with the same configuration may have it."""
+    if "/" in address:
+        check_length(address)
+        if not os.path.isdir(os.path.dirname(address) or "."):
+            raise PolicyError(f"--metrics: {os.path.dirname(address)} is no directory")
+        return
+    host, port = host_and_port(address)
+    with socket.socket(_family_of(host)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise PolicyError(
+                    f"--metrics: cannot listen at {address}: {error.strerror}"
+                ) from None
+
+
+def _family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def host_and_port(address: str, name: str = "--metrics") -> tuple[str, int]:
     """Return the parts of HOST:PORT; raises PolicyError."""
     host, _, port = address.rpartition(":")
@@ -149,9 +174,8 @@ def host_and_port(address: str, name: str = "--metrics") -> tuple[str, int]:
 
 
 def _at_port(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=_family_of(host), backlog=_BACKLOG)
     except OSError as error:
         raise PolicyError(f"--metrics: cannot listen at {host}:{port}: {error.strerror}") from None
 

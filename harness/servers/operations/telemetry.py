@@ -7,6 +7,7 @@ other variables of the specification.
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ....policies.errors import PolicyError
@@ -22,27 +23,35 @@ _END_MILLISECONDS = 2000  # for what is left at the end, if the collector does n
 _NAME = "cellwright"
 
 
+def check_installed() -> None:
+    """Raise PolicyError without the extra `otlp`."""
+    try:
+        import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        import_module("opentelemetry.sdk.metrics.export")
+    except ModuleNotFoundError as error:
+        raise PolicyError(
+            f"OpenTelemetry: the package {error.name} is not installed",
+            how_to_install("otlp"),
+        ) from None
+
+
 @contextlib.contextmanager
 def exporting(measurements: Measurements) -> Iterator[OnEntry]:
     """Export spans of programs and the measurements during the block; yield the listener of a trail.
 
     Raises PolicyError without the extra `otlp`.
     """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    check_installed()
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        from ....runner.audit.otel import OpenTelemetry
-    except ModuleNotFoundError as error:
-        raise PolicyError(
-            f"OpenTelemetry: the package {error.name} is not installed",
-            how_to_install("otlp"),
-        ) from None
+    from ....runner.audit.otel import OpenTelemetry
+
     resource = Resource.create() if _has_name() else Resource.create({"service.name": _NAME})
     tracers = TracerProvider(resource=resource)
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -15,7 +15,7 @@ from cellwright.harness.servers.daemon.configuration import (
     read_configuration,
     tenant_rules,
 )
-from cellwright.harness.servers.daemon.lifecycle import plan_of
+from cellwright.harness.servers.daemon.lifecycle import check_start, plan_of
 from cellwright.harness.servers.daemon.limits import ServeLimits
 from cellwright.policies.toml_file import MOST_BYTES
 from cellwright.runner.settings import SessionSettings
@@ -181,6 +181,42 @@ def test_a_file_is_checked_without_serving(tmp_path: Path) -> None:
     path.write_text("pol = 1")
     done = cellwright("--config", str(path), "--check")
     assert (done.returncode, "did you mean policies?" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('metrics = "192.0.2.1:9464"', "cannot listen at 192.0.2.1:9464"),
+        ('metrics = "nowhere/metrics.sock"', "is no directory"),
+        ('python = "2.7"', "2.7"),
+        ('find_links = "nowhere"', "find_links: must be a directory"),
+    ],
+)
+def test_a_check_finds_what_would_end_the_daemon_at_its_start(
+    line: str, why: str, tmp_path: Path
+) -> None:
+    done = cellwright("--config", str(written(tmp_path, line)), "--check")
+    assert (done.returncode != 0, why in done.stderr) == (True, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "package", "extra"),
+    [
+        ('metrics = "127.0.0.1:0"', "prometheus_client", "metrics"),
+        ("opentelemetry = true", "opentelemetry", "otlp"),
+    ],
+)
+def test_a_check_finds_an_extra_that_is_missing(
+    line: str, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = read_configuration(written(tmp_path, line))
+    check_start(configuration)
+    for name in [each for each in sys.modules if each.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "cellwright.harness.servers.operations.prometheus", None)
+    with pytest.raises(PolicyError, match="is not installed") as refused:
+        check_start(configuration)
+    assert f"[{extra}]" in refused.value.hint
 
 
 def test_other_options_are_refused_beside_a_file(tmp_path: Path) -> None:

@@ -317,9 +317,17 @@ def test_a_notice_goes_to_an_abstract_socket_too() -> None:
 
 
 def test_units_are_written(tmp_path: Path) -> None:
-    done = cellwright("serve", "--units", str(tmp_path))
-    assert done.stdout.split() == [f"{tmp_path}/{name}" for name in units.NAMES]
-    service = (tmp_path / "cellwright.service").read_text()
+    made = tmp_path / "new" / "units"
+    done = cellwright("serve", "--units", str(made))
+    assert done.stdout.split() == [f"{made}/{name}" for name in units.NAMES]
+    for command in (
+        "daemon-reload",
+        "enable --now cellwright.socket",
+        f"cp {made}/cellwright.socket",
+    ):
+        assert command in done.stderr
+    assert ("loginctl enable-linger" in done.stderr) == (os.geteuid() != 0)
+    service = (made / "cellwright.service").read_text()
     assert "Delegate=yes" in service
     assert re.search(r'^ExecStart="/.*" -I -m cellwright serve --delegated$', service, re.MULTILINE)
 
