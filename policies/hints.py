@@ -69,8 +69,8 @@ _PACKAGES = {
     "yaml": "pyyaml",
 }
 _MEMORY = (
-    "memory was at its limit, which counts the files of /workspace and /tmp too: raise "
-    "limits.memory_bytes of the policy, or --memory (max_memory_mb=)"
+    "memory was at its limit, which counts the files of /workspace and /tmp too: limits.memory_bytes "
+    "of the policy is higher with --memory (max_memory_mb=)"
 )
 _PROCESSES = (
     "the program reached limits.processes of the policy, which counts its threads, and two processes "

@@ -61,8 +61,8 @@ def check_sessions(settings: SessionSettings) -> SessionSettings:
     if not isinstance(settings, SessionSettings):
         raise PolicyError(f"sessions: must be SessionSettings, got {settings!r}")
     check_flag("sessions.evict", settings.evict)
-    for name, value in settings._replace(evict=0)._asdict().items():
-        if value is not None or name not in ("pause_seconds", "memory_bytes"):
+    for name, value in settings._asdict().items():
+        if name != "evict" and (value is not None or name not in ("pause_seconds", "memory_bytes")):
             check_limit(f"sessions.{name}", value, whole=not name.endswith("seconds"))
     if settings.alive < 1 or settings.requests < 1:
         raise PolicyError("sessions.alive and sessions.requests must be at least 1")
