@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import socket
 from collections.abc import Iterator
 from operator import attrgetter
@@ -45,6 +46,9 @@ _TRUSTING = (
     "SSL_CERT_FILE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "REQUESTS_CA_BUNDLE", "PIP_CERT",
     "NODE_EXTRA_CA_CERTS",
 )  # fmt: skip
+
+
+_HOME = re.compile(r"/home/[a-z][a-z0-9_-]{0,31}")
 
 
 class CellLanguage(NamedTuple):
@@ -173,6 +177,16 @@ def _for_libraries(policy: Policy) -> dict[str, str]:
     )
 
 
+def home_below_home(policy: Policy) -> str:
+    """Return HOME of a policy if it is a directory such as /home/user, where /workspace is mounted too;
+    empty if it is not, or the policy shows host paths there."""
+    home = policy.environment.get("HOME", "")
+    is_free = not any(
+        lies_in(each, ("/home",)) or lies_in("/home", (each,)) for each in shown_paths(policy)
+    )
+    return home if is_free and _HOME.fullmatch(home) else ""
+
+
 def _tmpfs(policy: Policy) -> tuple[Tmpfs, ...]:
     limits = policy.limits
     executable = policy.processes.subprocesses and policy.processes.execute_own
@@ -182,6 +196,7 @@ def _tmpfs(policy: Policy) -> tuple[Tmpfs, ...]:
             size_bytes=limits.workspace_bytes,
             inodes=limits.workspace_inodes,
             executable=executable,
+            also=home_below_home(policy) if target == "/workspace" else "",
         )
         for target in ("/workspace", "/tmp")  # noqa: S108 - inside the cell
     )

@@ -42,6 +42,7 @@ def explain(plan: Plan, policy: Policy) -> list[str]:
         *(_bind(each.path, each.writable, each.executable) for each in plan.binds),
         *(_hide(path, any(each.writable for each in plan.binds)) for path in plan.hidden),
         *(_tmpfs(each.target, each.size_bytes, each.inodes) for each in plan.tmpfs),
+        *(f"mount {each.target} at {each.also} too" for each in plan.tmpfs if each.also),
         *(("show /dev/tty, and a devpts of its own, for terminals",) if plan.terminal else ()),
         f"host name {plan.hostname}",
         *(f"environment {name}={value}" for name, value in sorted(plan.environment.items())),

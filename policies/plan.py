@@ -18,12 +18,13 @@ class Bind(_Data, frozen=True):
 
 
 class Tmpfs(_Data, frozen=True):
-    """A fresh memory filesystem of the cell's own."""
+    """A fresh memory filesystem of the cell's own; `also` is a second place where it is mounted."""
 
     target: str
     size_bytes: int
     inodes: int
     executable: bool
+    also: str = ""
 
 
 class Condition(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """Idioms of notebooks and chats in Python programs: code fences, `!ls`, `%pip install`.  Pure.
 
-No text that begins with a code fence is Python, so a fence around a whole program is removed.  Other
-idioms are left in place: the program fails with a SyntaxError, and its result says what to use instead.
+No text that begins with a code fence is Python, so a fence around a whole program is removed.  Nor is a
+program whose first statement is indented; its indentation is removed, as IPython does.  Other idioms
+stay: the program fails with a SyntaxError, and its result says what to use instead.
 """
 
 import re
@@ -25,6 +26,7 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _INSTALL = re.compile(r"(?:python3? -m |uv )?(?:pip3?|conda|mamba)(?: install| add)\b(?P<names>.*)")
+_FIRST_STATEMENT = re.compile(r"(?:[ \t\f]*+(?:#[^\n]*+)?\r?\n)*+(?P<indent>[ \t]*+)(?=[^\s#])")
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,99})(?:\[[\w,. -]{0,99}\])?[ \w.,<>=!~*+-]{0,99}", re.ASCII
 )
@@ -67,6 +69,14 @@ def without_fence(code: str) -> tuple[str, str]:
     return inside + "\n", f"the program was taken out of its code fence: line 1 follows {shown}"
 
 
+def without_indent(code: str) -> str:
+    """Return a program without the indentation of its first statement, as IPython does: each line that
+    has it loses it, and all lines keep their numbers."""
+    first = _FIRST_STATEMENT.match(code)
+    indent = first["indent"] if first else ""
+    return re.sub(f"^{indent}", "", code, flags=re.MULTILINE) if indent else code
+
+
 def _opening(line: str) -> tuple[int, str]:
     """Return how many backticks a line begins with, and the first word after them."""
     word = line.lstrip("`")
@@ -76,6 +86,11 @@ def _opening(line: str) -> tuple[int, str]:
 def _is_python(word: str) -> bool:
     word = word.lower()
     return not word or word in _IPYTHON or language_called(word) == PYTHON
+
+
+def has_idioms(code: str) -> bool:
+    """Tell whether a line of a program looks like a command of IPython."""
+    return _LINE.search(code[:_MOST_READ]) is not None
 
 
 def notices_of(code: str, policy: Policy) -> tuple[str, ...]:

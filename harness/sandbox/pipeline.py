@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .sandbox_tools import SandboxTools
 
 _FENCE = "```"
+_INDENT = frozenset(" \t\r\n\f")
 Perform = Callable[[str, Request], SandboxResult]  # called with the language
 
 
@@ -220,13 +221,18 @@ class RequestPipeline:
 
 
 def _unwrapped(request: Request, language: str) -> tuple[Request, tuple[str, ...]]:
-    """Return a request without the code fence around its program, and the notice about that."""
-    if language != PYTHON or not request.code.lstrip().startswith(_FENCE):
+    """Return a request without the code fence around its program and without its indentation, and the
+    notice about the fence."""
+    code = request.code
+    if language != PYTHON or not (code[:1] in _INDENT or code.startswith(_FENCE)):
         return request, ()
-    from .idioms import without_fence  # seldom needed
+    from .idioms import without_fence, without_indent  # seldom needed
 
-    code, notice = without_fence(request.code)
-    return (replace(request, code=code), (notice,)) if notice else (request, ())
+    code, notice = without_fence(code)
+    code = without_indent(code)
+    if code == request.code:
+        return request, ()
+    return replace(request, code=code), (notice,) if notice else ()
 
 
 def _is_no_python(result: SandboxResult) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from ..messages import MOST_CHART_BYTES, MOST_CHARTS, encode
 
 _CHARACTERS = 200
-_SERIES, _POINTS, _POINTS_OF_CHART = 64, 1000, 10_000
+_SERIES, _POINTS, _POINTS_OF_CHART, _TICKS = 64, 1000, 10_000, 64
 _UNIT = re.compile(r"(?:\(([^()]*)\)|\[([^\[\]]*)\])\s*$")
 _BOXES = ("VVHHH", "HHVVV")  # whiskers, caps and median of a box that stands, or lies
 _NO_LINE = ("None", "none", "", " ")
@@ -26,7 +26,7 @@ def charts(figure: Any) -> list[dict[str, Any]]:
     found = []
     for axes in list(figure.axes)[:MOST_CHARTS]:
         with contextlib.suppress(Exception):  # the program may have done anything to it
-            if series := _series(axes):
+            if (series := _series(axes)) or axes.has_data():
                 found.append(_chart(axes, figure, series))
     return found
 
@@ -43,22 +43,24 @@ def packed(found: list[NumberedChart]) -> bytes:
 
 
 def _chart(axes: Any, figure: Any, series: list[dict[str, Any]]) -> dict[str, Any]:
-    title = axes.get_title()
-    if not title and hasattr(figure, "get_suptitle"):
-        title = figure.get_suptitle()
-    most = max(1, _POINTS_OF_CHART // len(series))
+    above = figure.get_suptitle() if hasattr(figure, "get_suptitle") else ""
+    most = max(1, _POINTS_OF_CHART // max(1, len(series)))
     for each in series:
         points = each["points"][:: _step(len(each["points"]), most)]
         each["points"] = [tuple(map(_coordinate, point)) for point in points]
+        outliers = each.get("outliers", ())
+        each["outliers"] = [tuple(map(_coordinate, point)) for point in outliers[:_POINTS]]
     return {
-        "title": _text(title),
+        "title": _text(axes.get_title() or above),
+        "figure": _text(repr(figure)),
+        "figure_title": _text(above),
         "x": _axis(axes.get_xlabel(), axes.get_xscale(), axes.xaxis),
         "y": _axis(axes.get_ylabel(), axes.get_yscale(), axes.yaxis),
         "series": series,
     }
 
 
-def _axis(label: str, scale: str, axis: Any) -> dict[str, str]:
+def _axis(label: str, scale: str, axis: Any) -> dict[str, Any]:
     formatter = type(axis.get_major_formatter()).__name__
     if "Date" in formatter:
         scale = "datetime"
@@ -69,7 +71,16 @@ def _axis(label: str, scale: str, axis: Any) -> dict[str, str]:
         "label": _text(label),
         "unit": _text(unit[1] or unit[2] or "") if unit else "",
         "scale": _text(scale),
+        **_ticks(axis, is_of_times=scale == "datetime"),
     }
+
+
+def _ticks(axis: Any, *, is_of_times: bool) -> dict[str, Any]:
+    places = list(axis.get_ticklocs())[:_TICKS]
+    labels = [_text(each.get_text()) for each in axis.get_ticklabels()][:_TICKS]
+    if is_of_times and (dates := sys.modules.get("matplotlib.dates")):
+        places = [dates.num2date(each) for each in places]
+    return {"ticks": list(map(_coordinate, places)), "tick_labels": labels}
 
 
 def _has_names(axis: Any) -> bool:
@@ -83,7 +94,7 @@ def _has_names(axis: Any) -> bool:
 
 def _series(axes: Any) -> list[dict[str, Any]]:
     containers = list(axes.containers)
-    lines, boxes = _without_boxes(_data_lines(axes, containers))
+    lines, boxes, outliers = _without_boxes(_data_lines(axes, containers))
     found = [_of_line(line, axes) for line in lines]
     found += [
         _of_offsets(each) for each in axes.collections
@@ -95,7 +106,14 @@ def _series(axes: Any) -> list[dict[str, Any]]:
         shares = [(_label(each.get_label()), (each.theta2 - each.theta1) / 360) for each in wedges]
         found.append(_one("pie", "", shares))
     if boxes:
-        found.append(_one("box", "", [_of_box(each, axes) for each in boxes]))
+        points = [_of_box(each, axes) for each in boxes]
+        far = [
+            (point[0], value)
+            for point, box, line in zip(points, boxes, outliers, strict=True)
+            if line is not None
+            for value in (line.get_ydata() if _stands(box) else line.get_xdata())
+        ]
+        found.append({**_one("box", "", points), "outliers": far})
     return found[:_SERIES]
 
 
@@ -185,20 +203,26 @@ def _named(place: float, names: list[tuple[float, str]]) -> object:
     return name if distance < 0.5 and name else place
 
 
-def _without_boxes(lines: list[Any]) -> tuple[list[Any], list[list[Any]]]:
-    """Return the lines that are not of box plots, and the five lines of each box."""
+def _without_boxes(lines: list[Any]) -> tuple[list[Any], list[list[Any]], list[Any]]:
+    """Return the lines that are not of box plots, those of each box, and its outliers' line."""
     shapes = [_shape(line) for line in lines]
-    others, boxes, at = [], [], 0
+    others, boxes, outliers, at = [], [], [], 0
     while at < len(lines):
         first = at + (shapes[at] == "box")
         if any(_are(shapes[first : first + 5], box) for box in _BOXES):
             boxes.append(lines[first : first + 5])
             at = first + 5
-            at += shapes[at : at + 1] == ["outliers"]
+            has_outliers = shapes[at : at + 1] == ["outliers"]
+            outliers.append(lines[at] if has_outliers else None)
+            at += has_outliers
         else:
             others.append(lines[at])
             at += 1
-    return others, boxes
+    return others, boxes, outliers
+
+
+def _stands(box: list[Any]) -> bool:
+    return _are([_shape(line) for line in box], _BOXES[0])
 
 
 def _are(shapes: list[str], box: str) -> bool:
@@ -216,7 +240,7 @@ def _shape(line: Any) -> str:
 
 
 def _of_box(lines: list[Any], axes: Any) -> tuple[Any, ...]:
-    stands = _are([_shape(line) for line in lines], _BOXES[0])
+    stands = _stands(lines)
     low, high, _, _, median = (each.get_ydata() if stands else each.get_xdata() for each in lines)
     place = lines[0].get_xdata()[0] if stands else lines[0].get_ydata()[0]
     names = _names(axes.xaxis if stands else axes.yaxis)

@@ -172,6 +172,8 @@ def _mount_tmpfs(do: Steps, tmpfs: Tmpfs, covered: list[str]) -> None:
     mounts.put(do, mounts.new(do, "tmpfs", attributes, mode="0700", **limits), tmpfs.target)
     for tree, path, is_directory in trees:
         mounts.put_making(do, tree, path, is_directory=is_directory)
+    if tmpfs.also:
+        mounts.put(do, mounts.clone(do, tmpfs.target), tmpfs.also)
 
 
 def _bring_loopback_up(do: Steps) -> None:

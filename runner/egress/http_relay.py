@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
-import h11
+import h11 as h11
 
 from ...policies.network.names import canonical_name
 from ...policies.network.rules import HttpRequest

@@ -56,7 +56,7 @@ def enter_new_root(boot: Boot) -> tuple[tuple[int, ...], Views]:
         mounts.put(do, mounts.new(do, "tmpfs", _HARD, **size), _STAGING)
         root = os.open(_STAGING, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, root)
-        for place in DIRECTORIES:
+        for place in (*DIRECTORIES, *(each.also for each in boot.plan.tmpfs if each.also)):
             os.makedirs(_STAGING + place, exist_ok=True)
         if boot.plan.terminal:
             os.makedirs(_STAGING + TERMINALS)

@@ -49,10 +49,12 @@ class Shown:
         shown += [link for link, _ in boot.links] + list(boot.shared)
         if boot.plan.terminal:
             shown += [TERMINAL, TERMINALS, *(link for link, _ in TERMINAL_LINKS)]
+        homes = [each.also for each in boot.plan.tmpfs if each.also]
+        shown += homes
         self._parents = _parents(shown)
         self._files = _OWN_FILES | frozenset(shown) | self._parents
         self._trees = (*_OWN, *(f"{path}/" for path in shown))
-        self._mounts = _mounts(boot)
+        self._mounts = _mounts(boot) | dict.fromkeys(homes, True)
         self._writable = tuple(path for path, is_writable in self._mounts.items() if is_writable)
         # Beneath these, as text, `_is_writable` must look for the nearest mount; mostly there are none.
         self._inside_writable = tuple(

@@ -62,6 +62,7 @@ def axes(title="", x="", y="", scale="linear", xaxis=None, **parts):
 class Figure:
     def __init__(self, *axes): self.axes = axes
     def savefig(self, file, format, bbox_inches): file.write(b"PNG")
+    def __repr__(self): return ""
 
 class PyPlot(types.ModuleType):
     figures = {}
@@ -125,7 +126,7 @@ def test_each_kind_of_series_is_known(sandbox: Sandbox) -> None:
     )
     assert series_of(sandbox, box) == (
         ChartSeries("line", "other", ((1, 7), (5, 8)), 2),
-        ChartSeries("box", "", ((1, 0, 2, 3, 4, 9),), 1),
+        ChartSeries("box", "", ((1, 0, 2, 3, 4, 9),), 1, ((1, 50),)),
     )
 
 
@@ -267,9 +268,9 @@ REAL: tuple[tuple[str, Any], ...] = (
     ("plt.bar(['u', 'v'], [3, 4])", ChartSeries("bar", "", (("u", 3), ("v", 4)), 2)),
     ("plt.barh(['u', 'v'], [3, 4], label='b')", ChartSeries("bar", "b", (("u", 3), ("v", 4)), 2)),
     ("plt.pie([1, 3], labels=['u', 'v'])", ChartSeries("pie", "", (("u", 0.25), ("v", 0.75)), 2)),
-    ("plt.boxplot([[1, 2, 3, 4, 50]])", ChartSeries("box", "", (("1", 1, 2, 3, 4, 4),), 1)),
+    ("plt.boxplot([[1, 2, 3, 4, 50]])", ChartSeries("box", "", (("1", 1, 2, 3, 4, 4),), 1, (("1", 50),))),
     ("plt.boxplot([[1, 2, 3, 4, 50]], vert=False, patch_artist=True); plt.yticks([1], ['u'])",
-     ChartSeries("box", "", (("u", 1, 2, 3, 4, 4),), 1)),
+     ChartSeries("box", "", (("u", 1, 2, 3, 4, 4),), 1, (("u", 50),))),
     ("plt.errorbar([1, 2], [3, 4], yerr=1, capsize=2)", ChartSeries("line", "", ((1, 3), (2, 4)), 2)),
 )  # fmt: skip
 

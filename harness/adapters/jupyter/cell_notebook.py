@@ -14,6 +14,7 @@ import json
 import keyword
 import os
 import re
+import sys
 import warnings
 from typing import Any
 
@@ -49,10 +50,11 @@ class _PassedOn:
 
 
 def start(main: dict[str, Any]) -> None:
-    """Replace `display` and `input` by those of a notebook."""
+    """Replace `display` and `input` by those of a notebook, and define `get_ipython`."""
     global _main  # noqa: PLW0603 - set once
     _main = main
     _first.update(main)
+    sys.modules["_cellwright_ipython"].start(main, display, sys.modules["_cellwright_modules"])
     builtins.display = display  # type: ignore[attr-defined]
     builtins.input = _refuse_input
 
@@ -82,15 +84,35 @@ def forget(context: str) -> None:
     answer(value=True)
 
 
-def display(*values: object, **_: object) -> None:
-    """Show values in the notebook once the cell of the notebook has ended."""
-    _displayed.extend(bundle(value) for value in values[: _DISPLAYS - len(_displayed)])
+def display(*values: object, raw: bool = False, **_: object) -> None:
+    """Show values in the notebook once the cell of the notebook has ended; `raw` ones are bundles."""
+    for value in values[: _DISPLAYS - len(_displayed)]:
+        is_bundle = raw and isinstance(value, dict)
+        _displayed.append(_as_bundle(value) if is_bundle else bundle(value))  # type: ignore[arg-type]
+
+
+display.clear = _displayed.clear  # type: ignore[attr-defined]
+
+
+def transform(code: str) -> None:
+    """Answer a program of IPython as Python."""
+    answer(sys.modules["_cellwright_ipython"].transform(code))
 
 
 def _refuse_input(prompt: object = "") -> str:
     raise EOFError(
         "input: a program in a cell cannot ask a person; assign the value to a variable instead"
     )
+
+
+_environment: list[dict[str, str]] = []  # before the variables of one program were set
+
+
+def set_environment(variables: dict[str, str]) -> None:
+    """Set environment variables until the next `results`."""
+    _environment[:] = [dict(os.environ)]
+    os.environ.update(variables)
+    answer(value=True)
 
 
 def answer(value: object) -> None:
@@ -103,6 +125,9 @@ def results(value: object, expressions: dict[str, str]) -> None:
     of `user_expressions`."""
     shown = _displayed[:]
     _displayed.clear()
+    if _environment:
+        os.environ.clear()
+        os.environ.update(_environment.pop())
     told = None if value is None else bundle(value)
     answer([told, shown, {name: _evaluated(text) for name, text in expressions.items()}])
 
@@ -130,9 +155,32 @@ def bundle(value: object) -> dict[str, Any]:
         if method := getattr(type(value), "_repr_mimebundle_", None):
             given = method(value)
             given = given[0] if isinstance(given, tuple) else given
-            found.update({mime: _as_json(content) for mime, content in dict(given).items()})
+            found.update(_as_bundle(dict(given)))
+    found.update(_data_of(value))
     found.setdefault("text/plain", _text(value)[:_TEXT_CHARACTERS])
     return {**found, "artifacts": artifacts}
+
+
+def _as_bundle(given: dict[str, Any]) -> dict[str, Any]:
+    return {mime: _as_json(content) for mime, content in given.items()}
+
+
+def _data_of(value: object) -> dict[str, Any]:
+    """Return the data of lists, dictionaries and pandas' tables, as E2B's clients get them."""
+    found: dict[str, Any] = {}
+    pandas = sys.modules.get("pandas")
+    with contextlib.suppress(Exception):  # values that JSON cannot hold
+        if isinstance(value, list | dict):
+            found["e2b/json"] = json.loads(json.dumps(value, allow_nan=False))
+        elif pandas is not None and isinstance(value, pandas.DataFrame):
+            columns = value.to_dict(orient="list")
+            as_text = {name: list(map(_plain, column)) for name, column in columns.items()}
+            found["e2b/data"] = json.loads(json.dumps(as_text))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if hasattr(value, "isoformat") else value
 
 
 def _as_json(content: object) -> Any:

@@ -11,6 +11,8 @@ import msgspec
 from ....policies.errors import CellwrightError, PolicyError, SessionLost
 from ....runner.nesting import refuse_deep_json, refuse_large_json
 from ....runner.result import SandboxResult
+from ...sandbox.idioms import has_idioms, without_fence, without_indent
+from ...sandbox.request import check_environment
 from ...sandbox.run import Run
 from ...sandbox.session import Session
 from .display_data import text_of
@@ -19,10 +21,11 @@ OnText = Callable[[str, str], Awaitable[None]]  # the stream, and text
 Bundle = dict[str, Any]
 
 _MODULE = "_cellwright_notebook"
+_FILES = ("ipython", "modules", "notebook")  # cell_*.py, in the order in which they are executed
 _LOAD = (
-    "(lambda module: (exec({text!r}, module.__dict__), module.start(globals()), "
-    "__import__('sys').modules.__setitem__({name!r}, module))[2])"
-    "(__import__('types').ModuleType({name!r}))"
+    "[(lambda module: (exec(compile(text, f'<{{name}}>', 'exec'), module.__dict__), "
+    "__import__('sys').modules.__setitem__(name, module)))(__import__('types').ModuleType(name)) "
+    "for name, text in {texts!r}] and __import__('sys').modules[{name!r}].start(globals())"
 )
 _CALL = "__import__('sys').modules[{name!r}].{function}(*{arguments})"
 _RESULTS = "__import__('sys').modules[{name!r}].results({value}, {expressions!r})"
@@ -82,8 +85,12 @@ class NotebookSession:
 
     def _open(self) -> Session:
         session = self._open_session()
-        text = Path(__file__).with_name("cell_notebook.py").read_text()
-        loaded = session.execute(_LOAD.format(text=text, name=_MODULE))
+        here = Path(__file__)
+        texts = [
+            (f"_cellwright_{name}", here.with_name(f"cell_{name}.py").read_text())
+            for name in _FILES
+        ]
+        loaded = session.execute(_LOAD.format(texts=texts, name=_MODULE))
         if not loaded.ok:
             session.close()
             raise SessionLost(f"the notebook's part of the cell did not start: {loaded.error}")
@@ -119,9 +126,12 @@ class NotebookSession:
         """
         self._keep_alive()
         await self._enter(context, cwd)
+        code = await self._as_python(code)
+        if env:
+            await self._ask(_call("set_environment", check_environment(env)), bool)
         self._calls += 1
         self._numbers[self._calls] = number
-        result = await self._execute(code, on_text, env)
+        result = await self._execute(code, on_text)
         traceback = self._renumbered(result.traceback or "")
         if result.session_lost or self._session.lost:
             return NotebookOutcome(result, traceback=traceback)
@@ -135,6 +145,13 @@ class NotebookSession:
             told.expressions, traceback,
         )  # fmt: skip
 
+    async def _as_python(self, code: str) -> str:
+        """Return a program that may hold commands of IPython as Python, line by line."""
+        if not has_idioms(code):
+            return code
+        code = without_indent(without_fence(code)[0])
+        return await self._ask(_call("transform", code), str) or code
+
     async def _enter(self, context: str, cwd: str | None) -> None:
         if context != self._context:
             await self._ask(_call("enter", context, cwd), bool)
@@ -144,10 +161,8 @@ class NotebookSession:
         """Drop the variables of a context."""
         await self._ask(_call("forget", context), bool)
 
-    async def _execute(
-        self, code: str, on_text: OnText, env: Mapping[str, str] | None
-    ) -> SandboxResult:
-        self._run = run = self._session.start(code, timeout=self._timeout, env=env)
+    async def _execute(self, code: str, on_text: OnText) -> SandboxResult:
+        self._run = run = self._session.start(code, timeout=self._timeout)
         held, decoders = bytearray(), _Decoders()
         try:
             async for stream, data in run.output():

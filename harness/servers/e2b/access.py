@@ -9,8 +9,8 @@ from ..http_server import App, Receive, Scope, Send
 from ..tokens import Tokens
 from .answers import error_answer, number_of
 from .cell import ENVD_PORT
-from .sandboxes import E2bSandboxes
-from .signatures import is_signed
+from .sandboxes import E2bSandbox, E2bSandboxes
+from .signatures import validity_of
 
 SANDBOX_HEADER, PORT_HEADER = b"e2b-sandbox-id", b"e2b-sandbox-port"
 KEY_HEADER = b"x-api-key"
@@ -47,15 +47,22 @@ class Credentials:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = self._credential(scope)
+        signed = self._signed(scope)
+        if signed is not None:
+            scope = _for_sandbox(scope, signed)
+        given = self._credential(scope, signed)
         if self._tokens.client_of(given) is None:
-            await self._refusal(scope)(scope, receive, send)
+            await self._refusal(scope, signed)(scope, receive, send)
             return
         headers = [each for each in _with_length(scope) if each[0] != b"authorization"]
         headers.append((b"authorization", given.encode("latin-1")))
         await self._app({**scope, "headers": headers}, receive, send)
 
-    def _refusal(self, scope: Scope) -> Response:
+    def _refusal(self, scope: Scope, signed: E2bSandbox | None) -> Response:
+        if signed is not None:
+            return error_answer(401, "signature is already expired")
+        if is_signed(scope):
+            return error_answer(401, "invalid signature")
         if not is_for_sandbox(scope):
             return error_answer(
                 401, "invalid API key: give the key that the server printed as E2B_API_KEY"
@@ -64,17 +71,46 @@ class Credentials:
             return error_answer(502, "The sandbox was not found")  # as E2B's proxy says it
         return error_answer(401, "invalid access token")
 
-    def _credential(self, scope: Scope) -> str:
+    def _signed(self, scope: Scope) -> E2bSandbox | None:
+        """Return the sandbox whose token made the signature of a request, which may be expired.  The
+        URLs that E2B's clients sign do not name it."""
+        if not is_signed(scope):
+            return None
+        query = _query_of(scope)
+        name = header(scope, SANDBOX_HEADER)
+        return next(
+            (
+                each for each in self._sandboxes.all() if name in ("", each.id)
+                and validity_of(query, scope["method"], each.token) != "invalid"
+            ),
+            None,
+        )  # fmt: skip
+
+    def _credential(self, scope: Scope, signed: E2bSandbox | None) -> str:
         if not is_for_sandbox(scope):
             return f"Key {header(scope, KEY_HEADER)}"
-        query = dict(urllib.parse.parse_qsl(scope["query_string"].decode("latin-1")))
+        if signed is not None:
+            is_valid = validity_of(_query_of(scope), scope["method"], signed.token) == "valid"
+            return f"Sandbox {signed.token if is_valid else ''}"
         token = next(filter(None, (header(scope, name) for name in TOKEN_HEADERS)), "")
-        if not token and "signature" in query:
-            sandbox = self._sandboxes.find(header(scope, SANDBOX_HEADER))
-            is_file = scope["path"] == _FILES and port_of(scope) == ENVD_PORT
-            if sandbox and is_file and is_signed(query, scope["method"], sandbox.token):
-                token = sandbox.token  # for nothing else: a signature is of one file
         return f"Sandbox {token}"
+
+
+def is_signed(scope: Scope) -> bool:
+    """Tell whether a request has a signature in place of a token: it is for one file."""
+    has_token = any(header(scope, name) for name in TOKEN_HEADERS)
+    is_file = scope["path"] == _FILES and port_of(scope) == ENVD_PORT
+    return is_file and not has_token and "signature" in _query_of(scope)
+
+
+def _query_of(scope: Scope) -> dict[str, str]:
+    return dict(urllib.parse.parse_qsl(scope["query_string"].decode("latin-1")))
+
+
+def _for_sandbox(scope: Scope, sandbox: E2bSandbox) -> Scope:
+    """Return a request with the header that names its sandbox."""
+    others = [each for each in scope["headers"] if each[0] != SANDBOX_HEADER]
+    return {**scope, "headers": [*others, (SANDBOX_HEADER, sandbox.id.encode())]}
 
 
 def _with_length(scope: Scope) -> list[tuple[bytes, bytes]]:

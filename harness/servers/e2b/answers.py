@@ -28,7 +28,7 @@ def answering(handler: Handler, sandboxes: E2bSandboxes) -> Any:
             return await handler(request, sandboxes)
         except E2bRefusal as refused:
             return error_answer(refused.status, str(refused))
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             return error_answer(400, f"the body is invalid: {error}")
         except PolicyError as error:
             return error_answer(400, str(error).replace("\n", " "))
@@ -90,4 +90,4 @@ async def read_body(request: Request, kind: type[_T]) -> _T:
 
 
 def number_of(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdecimal() and len(text) < 10 else default
+    return int(text) if text and text.isdecimal() and len(text) < 12 else default

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ....policies.closing import Closing
+from ....policies.compile import home_below_home
 from ....policies.errors import CellwrightError, LaunchError, PolicyError
 from ...adapters.jupyter.notebook_session import NotebookSession
 from ...sandbox.ports.exposed import ExposedPort
@@ -33,18 +34,27 @@ class E2bCell(Closing):
     """One session in a sandbox of its own, whose network rules can change.
 
     `open_sandbox` makes the sandbox; its policy must allow subprocesses and loopback.
-    `variables` are the environment of its programs.  Raises PolicyError, LaunchError.
+    `variables` are the environment of its programs, `archive` the files below its home directory.
+    Raises PolicyError, LaunchError, WorkspaceError.
     """
 
-    def __init__(self, open_sandbox: Callable[[], Sandbox], variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        open_sandbox: Callable[[], Sandbox],
+        variables: Mapping[str, str],
+        archive: bytes = b"",
+    ) -> None:
         given = check_environment(variables)
         self._lock = threading.Lock()
         self._ports: dict[int, ExposedPort] = {}
         self.sandbox = open_sandbox()
+        self.home = home_below_home(self.sandbox.policy) or "/workspace"
         try:
             self.notebook = NotebookSession(
                 self._open_session, self.sandbox.policy.limits.wall_seconds
             )
+            if archive:
+                self.session.restore(archive)
             self._start_envd(given)
         except BaseException:
             self.sandbox.close()

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,15 +17,17 @@ from ...adapters.jupyter.notebook_session import (
 from .charts import chart_of
 from .messages import ExecuteCode
 
-HOME = "/workspace"
 _DEFAULT = "default"
 _PYTHON = ("python", "python3")
 _MOST_CONTEXTS = 32
 _QUEUED = 64
+_FIGURE = "<Figure>"
+_QUOTES = "'\""
 _MEMBERS = {
     "text/plain": "text", "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg",
     "image/png": "png", "image/jpeg": "jpeg", "application/pdf": "pdf", "text/latex": "latex",
     "application/json": "json", "application/javascript": "javascript",
+    "e2b/json": "json", "e2b/data": "data",
 }  # fmt: skip
 
 
@@ -33,8 +35,8 @@ class CodeContext(msgspec.Struct):
     """A namespace of programs, with a directory of its own."""
 
     id: str
+    cwd: str
     language: str = "python"
-    cwd: str = HOME
     executions: int = 0
 
     def told(self) -> dict[str, str]:
@@ -45,9 +47,10 @@ class CodeContext(msgspec.Struct):
 class CodeInterpreter:
     """Runs code in the contexts of one sandbox, one program at a time; called in one event loop."""
 
-    def __init__(self, notebook: NotebookSession) -> None:
-        self._notebook = notebook
-        self._contexts = {_DEFAULT: CodeContext(_DEFAULT)}
+    def __init__(self, notebook: NotebookSession, home: str) -> None:
+        self._notebook, self._home = notebook, home
+        self._contexts = {_DEFAULT: CodeContext(_DEFAULT, home)}
+        self.is_killed = False
         self._turn = asyncio.Lock()
 
     def contexts(self) -> list[dict[str, str]]:
@@ -58,7 +61,7 @@ class CodeInterpreter:
         _check_language(language)
         if len(self._contexts) >= _MOST_CONTEXTS:
             raise PolicyError(f"at most {_MOST_CONTEXTS} contexts are possible", "remove one")
-        made = CodeContext(secrets.token_hex(8), cwd=cwd or HOME)
+        made = CodeContext(secrets.token_hex(8), cwd=cwd or self._home)
         self._contexts[made.id] = made
         return made
 
@@ -81,10 +84,15 @@ class CodeInterpreter:
             raise SessionLost(f"context {str(request.context_id)[:64]} not found")
         return context
 
-    async def run(self, context: CodeContext, request: ExecuteCode) -> AsyncIterator[bytes]:
-        """Yield the lines that tell how a program runs; a client that leaves interrupts it."""
+    async def run(self, context: CodeContext, request: ExecuteCode) -> AsyncGenerator[bytes]:
+        """Yield the lines that tell how a program runs; a client that leaves interrupts it.
+
+        The lines end before those of the outcome if the sandbox is killed meanwhile: `is_killed`.
+        """
         async with self._turn:
             async for line in self._lines(context, request):
+                if self.is_killed:
+                    return
                 yield msgspec.json.encode(line) + b"\n"
 
     async def _lines(
@@ -156,7 +164,9 @@ def _check_language(language: str | None) -> None:
 def _results(done: NotebookOutcome) -> list[dict[str, Any]]:
     told = [_result(bundle, is_main=False) for bundle in done.displayed]
     for result, name in zip(told[len(told) - len(done.figures) :], done.figures, strict=True):
-        if chart := chart_of([each for each in done.result.charts if each.picture == name]):
+        charts = [each for each in done.result.charts if each.picture == name]
+        result["text"] = charts[0].figure if charts else _FIGURE
+        if chart := chart_of(charts):
             result["chart"] = chart
     if done.value:
         told.append(_result(done.value, is_main=True))
@@ -171,4 +181,6 @@ def _result(bundle: Mapping[str, Any], *, is_main: bool) -> dict[str, Any]:
             told[_MEMBERS[mime]] = content
         elif "/" in mime:
             extra[mime] = content
+    if len(text := told.get("text", "")) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
+        told["text"] = text[1:-1]  # as E2B does, with texts of values
     return {**told, "extra": extra} if extra else told

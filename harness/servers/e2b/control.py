@@ -1,17 +1,21 @@
 """E2B's control interface: sandboxes are made, listed, changed and killed."""
 
 import urllib.parse
+from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ....policies.errors import CellwrightError
 from ..tokens import CLIENT
 from .answers import E2bRefusal, Handler, json_answer, number_of, read_body
-from .messages import DEFAULT_SECONDS, E2bNetwork, Lifetime, NewSandbox
+from .messages import DEFAULT_SECONDS, E2bNetwork, Lifetime, NewForks, NewSandbox, NewSnapshot
 from .sandboxes import E2bSandbox, E2bSandboxes
 
 _LISTED = 100
+_LATEST = 1 << 62
 
 
 def _named(request: Request, sandboxes: E2bSandboxes) -> E2bSandbox:
@@ -32,12 +36,28 @@ async def _list(request: Request, sandboxes: E2bSandboxes) -> Response:
     query = request.query_params
     wanted = dict(urllib.parse.parse_qsl(urllib.parse.unquote(query.get("metadata", ""))))
     states = query.get("state", "running,paused").split(",")
+    templates = [each for each in query.getlist("template") if each]
+    after = _moment(query.get("startedAfter"))
     found = [
         told for each in sandboxes.of(request.scope[CLIENT])
         if (told := each.told())["state"] in states and wanted.items() <= told["metadata"].items()
+        and (not templates or told["templateID"] in templates) and each.started_at >= after
     ]  # fmt: skip
     if query.get("order") == "asc":
         found.reverse()
+    return _page(request, found)
+
+
+def _moment(text: str | None) -> datetime:
+    try:
+        found = datetime.fromisoformat(text) if text else datetime.min
+    except ValueError:
+        raise E2bRefusal(400, "startedAfter: must be a time such as 2026-01-31T12:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _page(request: Request, found: list[dict[str, Any]]) -> Response:
+    query = request.query_params
     start, size = number_of(query.get("nextToken"), 0), number_of(query.get("limit"), _LISTED)
     page = found[start : start + max(1, size)]
     more = {"x-next-token": str(start + len(page))} if start + len(page) < len(found) else {}
@@ -75,7 +95,7 @@ async def _connect(request: Request, sandboxes: E2bSandboxes) -> Response:
     if was_paused:
         sandboxes.resume(sandbox, seconds)
     elif given.timeout is not None:
-        sandboxes.live_for(sandbox, seconds)
+        sandboxes.extend(sandbox, seconds)
     return json_answer(sandbox.access(), 201 if was_paused else 200)
 
 
@@ -85,7 +105,41 @@ async def _change_network(request: Request, sandboxes: E2bSandboxes) -> Response
 
 
 async def _metrics(request: Request, sandboxes: E2bSandboxes) -> Response:
-    return json_answer(await anyio.to_thread.run_sync(_named(request, sandboxes).metrics))
+    sandbox, query = _named(request, sandboxes), request.query_params
+    start, end = number_of(query.get("start"), 0), number_of(query.get("end"), _LATEST)
+    return json_answer(await anyio.to_thread.run_sync(lambda: sandbox.metrics(start, end)))
+
+
+async def _snapshot(request: Request, sandboxes: E2bSandboxes) -> Response:
+    sandbox, given = _named(request, sandboxes), await read_body(request, NewSnapshot)
+    return json_answer((await sandboxes.keep(sandbox, given.name or "")).told(), 201)
+
+
+async def _snapshots(request: Request, sandboxes: E2bSandboxes) -> Response:
+    query = request.query_params
+    found = sandboxes.snapshots.of(
+        request.scope[CLIENT], query.get("sandboxID", ""), query.get("name", "")
+    )
+    return _page(request, [each.told() for each in reversed(found)])
+
+
+async def _delete_snapshot(request: Request, sandboxes: E2bSandboxes) -> Response:
+    found = sandboxes.snapshots.find(request.scope[CLIENT], request.path_params["id"])
+    if found is None:
+        raise E2bRefusal(404, "snapshot not found; templates are not supported by cells")
+    sandboxes.snapshots.delete(found)
+    return Response(status_code=204)
+
+
+async def _fork(request: Request, sandboxes: E2bSandboxes) -> Response:
+    sandbox, given = _named(request, sandboxes), await read_body(request, NewForks)
+    results: list[dict[str, Any]] = []
+    for _ in range(given.count):
+        try:
+            results.append({"sandbox": (await sandboxes.fork(sandbox, given.timeout)).access()})
+        except CellwrightError as error:
+            results.append({"error": {"code": 429, "message": error.what}})
+    return json_answer(results, 201)
 
 
 async def _unsupported(request: Request, sandboxes: E2bSandboxes) -> Response:
@@ -108,7 +162,9 @@ CONTROL: dict[tuple[str, str], Handler] = {
     ("POST", "/v2/sandboxes/{id}/connect"): _connect,
     ("PUT", "/sandboxes/{id}/network"): _change_network,
     ("GET", "/sandboxes/{id}/metrics"): _metrics,
-    ("POST", "/sandboxes/{id}/snapshots"): _unsupported,
-    ("POST", "/sandboxes/{id}/fork"): _unsupported,
+    ("POST", "/sandboxes/{id}/snapshots"): _snapshot,
+    ("GET", "/snapshots"): _snapshots,
+    ("DELETE", "/templates/{id}"): _delete_snapshot,
+    ("POST", "/sandboxes/{id}/fork"): _fork,
     ("GET", "/sandboxes/{id}/logs"): _unsupported,
 }

@@ -33,6 +33,12 @@ class E2bNetwork(msgspec.Struct, frozen=True, rename="camel"):
         return next((f"network.{name}" for name, value in named.items() if value), "")
 
 
+class AutoResume(msgspec.Struct, frozen=True):
+    """Whether a request to a paused sandbox resumes it."""
+
+    enabled: bool = False
+
+
 class NewSandbox(msgspec.Struct, frozen=True, rename="camel"):
     """The request to make a sandbox."""
 
@@ -41,6 +47,7 @@ class NewSandbox(msgspec.Struct, frozen=True, rename="camel"):
     metadata: _Texts = {}
     env_vars: _Texts = {}
     auto_pause: bool = False
+    auto_resume: AutoResume | None = None
     allow_internet: bool | None = msgspec.field(default=None, name="allow_internet_access")
     network: E2bNetwork | None = None
     mcp: Any = None
@@ -59,6 +66,19 @@ class Lifetime(msgspec.Struct, frozen=True):
 
     timeout: _Seconds | None = None
     duration: _Seconds | None = None  # of refreshes
+
+
+class NewSnapshot(msgspec.Struct, frozen=True):
+    """The request to keep the files of a sandbox."""
+
+    name: _Text | None = None
+
+
+class NewForks(msgspec.Struct, frozen=True):
+    """The request to make sandboxes with the files of another one."""
+
+    timeout: _Seconds = DEFAULT_SECONDS
+    count: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
 
 
 class ExecuteCode(msgspec.Struct, frozen=True):

@@ -1,96 +1,113 @@
-"""Requests that are passed on to a server in a cell; its answers are bounded and not decoded."""
+"""Requests that are passed on to a server in a cell; its answers are bounded and not decoded.
 
+A relayed request takes no thread, and ends with the client's: neither a server that never answers nor
+one that sends headers without end takes anything from another client.
+"""
+
+import asyncio
 import contextlib
-import http.client
-import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
-import anyio
 from starlette.responses import Response, StreamingResponse
 
-_CHUNK = 64 * 1024
-_STREAMS = anyio.CapacityLimiter(512)  # threads, one for each answer that is being read
+from ....runner.egress.http_relay import h11
+from ..http_server import Scope, drop
+
+_CHUNK, _HEADER_BYTES = 64 * 1024, 64 * 1024
 _HEADER_SECONDS, _IDLE_SECONDS = 120.0, 300.0  # for the head of an answer, and between its parts
 _ANSWER_BYTES = 4 * 1024 * 1024 * 1024
+_MOST_INTERIM = 8  # answers such as 100 Continue, before the answer
 # Passed on; all others are between two neighbours, or about the client's access.
 _REQUEST_HEADERS = (
     "accept", "connect-protocol-version", "connect-timeout-ms", "content-encoding", "content-type",
     "cookie", "keepalive-ping-interval", "range",
 )  # fmt: skip
+_METADATA = "x-metadata-"  # of files
 _ANSWER_HEADERS = (
-    "content-type",
-    "content-range",
-    "etag",
-    "last-modified",
-    "location",
-    "set-cookie",
+    b"content-type",
+    b"content-range",
+    b"etag",
+    b"last-modified",
+    b"location",
+    b"set-cookie",
 )
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("cell")
-        self._path = path
-        # http.client forgets its own once an answer says that the connection ends with it.
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(_HEADER_SECONDS)
+class _CellConnection:
+    """A connection to a server in a cell, for one request."""
 
-    def connect(self) -> None:
-        self.sock = self._socket
-        self.sock.connect(self._path)
+    def __init__(self) -> None:
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADER_BYTES)
+        self._writer: asyncio.StreamWriter | None = None
 
-    def is_answered(self) -> None:
-        """Wait longer from now on: the rest comes as a program writes it."""
-        self._socket.settimeout(_IDLE_SECONDS)
+    async def ask(
+        self, path: str, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> h11.Response:
+        self._reader, self._writer = await asyncio.open_unix_connection(path)
+        given = [("Host", "cell"), ("Connection", "close"), *headers.items()]
+        if body or method in ("POST", "PUT", "PATCH"):
+            given.append(("Content-Length", str(len(body))))
+        parts = [h11.Request(method=method, target=target, headers=given), h11.Data(data=body)]
+        for each in (*parts, h11.EndOfMessage()):
+            self._writer.write(self._http.send(each) or b"")
+        await self._writer.drain()
+        for _ in range(_MOST_INTERIM):
+            event = await self._next()
+            if isinstance(event, h11.Response):
+                return event
+        raise h11.RemoteProtocolError("no answer")
+
+    async def _next(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(_CHUNK))
+        return event
+
+    async def body(self) -> AsyncGenerator[bytes]:
+        """Yield the body of the answer; raises OSError or h11.RemoteProtocolError if it is cut off."""
+        while True:
+            async with asyncio.timeout(_IDLE_SECONDS):
+                event = await self._next()
+            if not isinstance(event, h11.Data):
+                return
+            yield bytes(event.data)
 
     def end(self) -> None:
-        """End the connection and close its descriptor, which no other thread uses by then."""
-        self.hang_up()
-        self._socket.close()
-
-    def hang_up(self) -> None:
-        """End a read of another thread, and the connection."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._writer is not None:
+            self._writer.transport.abort()
 
 
 async def relayed(
-    path: str, method: str, target: str, headers: Mapping[str, str], body: bytes
+    path: str, method: str, target: str, headers: Mapping[str, str], body: bytes, scope: Scope
 ) -> Response:
     """Return the answer of the server that listens at a Unix socket.
 
     Its status and a few headers are passed on, and its body as it comes.  Status 502 says that no
     server answers, or that it redirects to another host: clients would take their token there.
     """
-    connection = _UnixConnection(path)
-    given = {name: headers[name] for name in _REQUEST_HEADERS if name in headers}
-
-    def ask() -> http.client.HTTPResponse:
-        connection.request(method, target, body or None, {**given, "Connection": "close"})
-        answer = connection.getresponse()
-        connection.is_answered()
-        return answer
-
+    connection = _CellConnection()
+    given = {
+        name: value for name, value in headers.items()
+        if name in _REQUEST_HEADERS or name.startswith(_METADATA)
+    }  # fmt: skip
     try:
-        with anyio.fail_after(_HEADER_SECONDS):  # also of a server that sends a byte at a time
-            answer = await anyio.to_thread.run_sync(ask, limiter=_STREAMS, abandon_on_cancel=True)
-    except (OSError, http.client.HTTPException, ValueError):
-        connection.hang_up()
-        connection.close()
+        async with asyncio.timeout(_HEADER_SECONDS):  # also of a server that sends a byte at a time
+            answer = await connection.ask(path, method, target, given, body)
+    except (OSError, h11.ProtocolError, ValueError):
+        connection.end()
         return Response("the port is not open in the sandbox\n", 502)
     except BaseException:
-        connection.hang_up()
+        connection.end()
         raise
-    kept = {
-        name: value for name in _ANSWER_HEADERS if (value := answer.getheader(name)) is not None
-    }
-    kept = {name: value for name, value in kept.items() if value.isprintable()}
+    kept: dict[str, str] = {}
+    for name, value in answer.headers:
+        text = value.decode("latin-1")
+        if name in _ANSWER_HEADERS and text.isprintable():
+            kept.setdefault(name.decode(), text)
     if not _stays(kept.get("location", "/")):
-        answer.close()
         connection.end()
         return Response("the server redirects to another host\n", 502)
-    status = answer.status if 200 <= answer.status <= 599 else 502
-    return StreamingResponse(_body(connection, answer), status, kept)
+    status = answer.status_code if 200 <= answer.status_code <= 599 else 502
+    return StreamingResponse(_body(connection, scope), status, kept)
 
 
 def _stays(location: str) -> bool:
@@ -98,23 +115,17 @@ def _stays(location: str) -> bool:
     return location.startswith("/") and not location.startswith("//") and "\\" not in location
 
 
-async def _body(
-    connection: _UnixConnection, answer: http.client.HTTPResponse
-) -> AsyncIterator[bytes]:
+async def _body(connection: _CellConnection, scope: Scope) -> AsyncIterator[bytes]:
     left = _ANSWER_BYTES
     try:
-        while left > 0:
-            data = await anyio.to_thread.run_sync(
-                lambda: answer.read1(_CHUNK), limiter=_STREAMS, abandon_on_cancel=True
-            )
-            if not data:
-                break
-            left -= len(data)
-            yield data
-    except (OSError, http.client.HTTPException, ValueError):
-        pass  # the cell has ended, or says nonsense: the answer ends here
-    except BaseException:
-        connection.hang_up()  # a thread may still read, so its descriptor stays
-        raise
-    answer.close()
-    connection.end()
+        async with contextlib.aclosing(connection.body()) as parts:
+            async for data in parts:
+                yield data
+                if (left := left - len(data)) <= 0:
+                    break
+    except (OSError, h11.ProtocolError):
+        drop(
+            scope
+        )  # the cell has ended, or the answer is malformed: the client must not take it for whole
+    finally:
+        connection.end()

@@ -4,14 +4,18 @@ import asyncio
 import math
 import os
 import secrets
+import sys
+from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 
+from ....policies.compile import home_below_home
 from ....policies.errors import CellwrightError, PolicyError
-from ....policies.policy import MIB, Policy
+from ....policies.policy import MIB, Policy, lies_in
 from ....runner.living import list_living, use_of
 from ...sandbox.sandbox import Sandbox
 from ..client_quota import ClientQuota
@@ -19,9 +23,13 @@ from . import network
 from .cell import E2bCell
 from .code_interpreter import CodeInterpreter
 from .messages import E2bNetwork, NewSandbox
+from .snapshots import E2bSnapshot, Snapshots
+from .terminals import Terminals
 
-ENVD_VERSION = "0.5.7"  # whose interface the cell's part has
+ENVD_VERSION = "0.6.4"  # whose interface the cell's part has
 _PAUSED_SECONDS = 24 * 60 * 60
+_MOST_METRICS = 1000
+HOME = "/home/user"
 
 
 class E2bLimits(NamedTuple):
@@ -38,12 +46,14 @@ class E2bSandbox:
         self.id = f"i{secrets.token_hex(10)}"
         self.client, self.request, self.cell, self.policy = client, request, cell, policy
         self.token = secrets.token_urlsafe(24)
-        self.code = CodeInterpreter(cell.notebook)
+        self.code = CodeInterpreter(cell.notebook, cell.home)
+        self.terminals = Terminals(cell.session)
         self.started_at = datetime.now(UTC)
         self.ends_at = self.started_at
         self.is_paused = False
         self.timer: asyncio.TimerHandle | None = None
         self._cpu: tuple[datetime, float] = (self.started_at, 0.0)
+        self._metrics: deque[dict[str, Any]] = deque(maxlen=_MOST_METRICS)
 
     def access(self) -> dict[str, Any]:
         """Return what a client needs to reach it."""
@@ -66,7 +76,12 @@ class E2bSandbox:
             "allowInternetAccess": bool(self.policy.network.allow),
         }  # fmt: skip
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self, start: int, end: int) -> list[dict[str, Any]]:
+        """Return what the cell used at each call between two times (time(2)), this one included."""
+        self._metrics.extend(self._used())
+        return [each for each in self._metrics if start <= each["timestampUnix"] <= end]
+
+    def _used(self) -> list[dict[str, Any]]:
         """Return what the cell uses now, as its cgroup counts it; none where the host does not."""
         own = [
             each for each in list_living()
@@ -87,6 +102,16 @@ class E2bSandbox:
         }]  # fmt: skip
 
 
+def _at_home(policy: Policy) -> Policy:
+    """Return the policy with E2B's home directory, unless this host's Python lies there or the policy
+    shows paths below /home."""
+    at_home = {**policy.environment, "HOME": HOME}
+    changed = msgspec.structs.replace(policy, environment=at_home)
+    prefixes = (sys.prefix, sys.base_prefix, os.path.realpath(sys.executable))
+    is_free = not any(lies_in(each, (HOME,)) for each in prefixes) and home_below_home(changed)
+    return changed if is_free else policy
+
+
 def _time(when: datetime) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
@@ -100,7 +125,8 @@ class E2bSandboxes:
     def __init__(
         self, policy: Policy, open_sandbox: Callable[[Policy], Sandbox], limits: E2bLimits
     ) -> None:
-        self._policy = policy
+        self._policy = _at_home(policy)
+        self.snapshots = Snapshots()
         self._open_sandbox = open_sandbox
         self._all: dict[str, E2bSandbox] = {}
         self._quota = ClientQuota("sandboxes", limits.of_one, limits.of_all, "kill one")
@@ -110,10 +136,12 @@ class E2bSandboxes:
         if unsupported := request.unsupported():
             raise PolicyError(f"{unsupported}: not supported by cells")
         policy = network.narrowed(self._policy, request.network, request.allow_internet)
+        snapshot = self.snapshots.find(client, request.template)
+        archive = self.snapshots.archive_of(snapshot) if snapshot else b""
         self._quota.take(client)
         try:
             cell = await anyio.to_thread.run_sync(
-                lambda: E2bCell(lambda: self._open_sandbox(policy), request.env_vars)
+                lambda: E2bCell(lambda: self._open_sandbox(policy), request.env_vars, archive)
             )
         except BaseException:
             self._quota.give_back(client)
@@ -122,6 +150,27 @@ class E2bSandboxes:
         self._all[made.id] = made
         self.live_for(made, request.timeout)
         return made
+
+    async def keep(self, sandbox: E2bSandbox, name: str) -> E2bSnapshot:
+        """Return a new snapshot of a sandbox's files; raises QuotaExceeded, WorkspaceError."""
+        archive = await anyio.to_thread.run_sync(sandbox.cell.session.snapshot)
+        return self.snapshots.keep(sandbox.client, sandbox.id, name, archive)
+
+    async def fork(self, sandbox: E2bSandbox, timeout: int) -> E2bSandbox:
+        """Return a new sandbox with another one's files, variables of the environment and network."""
+        kept = await self.keep(sandbox, "")
+        try:
+            request = msgspec.structs.replace(sandbox.request, template=kept.id, timeout=timeout)
+            made = await self.make(sandbox.client, request)
+        finally:
+            self.snapshots.delete(kept)
+        made.request = msgspec.structs.replace(request, template=sandbox.request.template)
+        return made
+
+    def all(self) -> list[E2bSandbox]:
+        """Return the sandboxes of all clients."""
+        self._forget_the_lost()
+        return list(self._all.values())
 
     def of(self, client: str) -> list[E2bSandbox]:
         """Return the sandboxes of a client, the newest first."""
@@ -152,6 +201,11 @@ class E2bSandboxes:
         loop = asyncio.get_running_loop()
         sandbox.timer = loop.call_later(seconds, lambda: loop.create_task(self._expire(sandbox)))
 
+    def extend(self, sandbox: E2bSandbox, seconds: float) -> None:
+        """Let a sandbox live for so many seconds from now at least."""
+        if datetime.now(UTC) + timedelta(seconds=seconds) > sandbox.ends_at:
+            self.live_for(sandbox, seconds)
+
     async def _expire(self, sandbox: E2bSandbox) -> None:
         if sandbox.request.auto_pause and not sandbox.is_paused:
             await self.pause(sandbox)
@@ -180,11 +234,14 @@ class E2bSandboxes:
 
     async def kill(self, sandbox: E2bSandbox) -> None:
         self._forget(sandbox)
+        sandbox.code.is_killed = True
+        sandbox.terminals.close()
         await anyio.to_thread.run_sync(sandbox.cell.close)
 
     async def close(self) -> None:
         for each in list(self._all.values()):
             await self.kill(each)
+        self.snapshots.close()
 
     def _forget(self, sandbox: E2bSandbox) -> None:
         if self._all.pop(sandbox.id, None):

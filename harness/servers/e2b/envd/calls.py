@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-HOME = "/workspace"
+HOME = os.environ.get("HOME", "/workspace")
 CHUNK = 64 * 1024
 KEEPALIVE_SECONDS = 30.0
 NUMBERS = itertools.count(1)  # of processes and watchers

@@ -1,6 +1,7 @@
 """The service `filesystem.Filesystem`: files and directories of a cell."""
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -9,6 +10,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from .calls import CallFailed, path_of, telling
+
+_METADATA = "user.e2b."
 
 
 def entry_of(path: str) -> dict[str, Any]:
@@ -26,8 +29,52 @@ def entry_of(path: str) -> dict[str, Any]:
         "owner": "user", "group": "user", "modifiedTime": modified.isoformat().replace("+00:00", "Z"),
     }  # fmt: skip
     if is_link:
-        entry |= {"symlinkTarget": os.readlink(path), "isSymlink": True}
+        entry |= {"symlinkTarget": os.path.realpath(path), "isSymlink": True}
+    if metadata := metadata_of(path):
+        entry["metadata"] = metadata
     return entry
+
+
+def metadata_of(path: str) -> dict[str, str]:
+    """Return the metadata of a file, which its extended attributes hold (xattr(7))."""
+    with contextlib.suppress(OSError):
+        names = os.listxattr(path, follow_symlinks=False)
+        values = {
+            name: os.getxattr(path, name, follow_symlinks=False)
+            for name in names
+            if name.startswith(_METADATA)
+        }
+        return {
+            name[len(_METADATA) :]: each.decode("utf-8", "replace") for name, each in values.items()
+        }
+    return {}
+
+
+def check_metadata(metadata: dict[str, str]) -> None:
+    """Raise CallFailed for metadata that E2B refuses."""
+    size = sum(len(_METADATA) + len(name) + len(value) for name, value in metadata.items())
+    texts = "".join([*metadata, *metadata.values()])
+    if size > 4096 or any(not 0 < len(name) <= 246 for name in metadata):
+        raise CallFailed(
+            "invalid_argument", "metadata: at most 246 characters a key, and 4096 in all"
+        )
+    if any(not " " <= sign <= "~" for sign in texts):
+        raise CallFailed("invalid_argument", "metadata: must be printable ASCII")
+
+
+def set_metadata(path: str, metadata: dict[str, str]) -> None:
+    """Replace the metadata of a file."""
+    for name in metadata_of(path):
+        os.removexattr(path, _METADATA + name)
+    try:
+        for name, value in metadata.items():
+            os.setxattr(path, _METADATA + name, value.encode())
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        raise CallFailed(
+            "invalid_argument", "metadata: the files of cells hold it from Linux 6.6 on"
+        ) from None
 
 
 def status_of(request: dict[str, Any]) -> dict[str, Any]:

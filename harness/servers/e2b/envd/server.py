@@ -16,6 +16,9 @@ from typing import Any
 
 from . import commands, files, watchers
 from .calls import CHUNK, STATUS, CallFailed, messages_of, path_of, telling
+from .files import check_metadata, set_metadata
+
+_METADATA = "x-metadata-"  # headers of uploads
 
 UNARY: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "/process.Process/List": commands.list_processes,
@@ -151,21 +154,29 @@ class Handler(BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         kind = self.headers.get("Content-Type", "")
         if kind.startswith("multipart/form-data"):
-            files = list(_parts(kind, body))
+            uploads = list(_parts(kind, body))
         else:
-            files = [("", body)]
+            uploads = [("", body)]
         if query.get("path"):  # which a signature may be of
-            if len(files) != 1:
+            if len(uploads) != 1:
                 raise ValueError("path: one file can be written there")
-            files = [(query["path"], files[0][1])]
+            uploads = [(query["path"], uploads[0][1])]
+        metadata: dict[str, str] = {}
+        for header, value in self.headers.items():
+            if header.lower().startswith(_METADATA):
+                metadata.setdefault(header.lower()[len(_METADATA) :], value)
+        check_metadata(metadata)
         written = []
-        for name, data in files:
+        for name, data in uploads:
             path = path_of(name)
             with telling():
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with open(path, "wb") as file:
                     file.write(data)
-            written.append({"name": os.path.basename(path), "type": "file", "path": path})
+                set_metadata(path, metadata)
+            watchers.note_upload(path)
+            entry = {"name": os.path.basename(path), "type": "file", "path": path}
+            written.append({**entry, "metadata": metadata} if metadata else entry)
         self._send_json(200, written)
 
 
@@ -177,7 +188,9 @@ def _parts(kind: str, body: bytes) -> Iterator[tuple[str, bytes]]:
     for part in body.split(b"--" + boundary[1].encode())[1:-1]:
         head, _, data = part.removeprefix(b"\r\n").partition(b"\r\n\r\n")
         name = re.search(rb'filename="((?:[^"\\]|\\.)*)"', head)
-        if name:
+        if name is None and re.search(rb'name="?file"?', head):
+            yield "", data.removesuffix(b"\r\n")  # a field, whose path the URL names
+        elif name:
             text = re.sub(r"\\(.)", r"\1", name[1].decode())
             for escaped, sign in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):  # as browsers do
                 text = text.replace(escaped, sign)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .calls import KEEPALIVE_SECONDS, NUMBERS, CallFailed, path_of, telling
-from .files import below
+from .files import below, entry_of
 
 _WATCH_SECONDS, _MOST_WATCHED, _MOST_EVENTS, _MOST_WATCHERS = 0.2, 10_000, 1_000, 32
 
@@ -28,7 +28,9 @@ class DirectoryWatcher:
             if not os.path.isdir(self._path):
                 os.stat(self._path)
                 raise CallFailed("invalid_argument", f"path is not a directory: {self._path}")
+        self._has_entries = bool(request.get("includeEntry"))
         self._seen = self._look()
+        _ALL.append(self)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _look(self) -> dict[str, tuple[int, ...]]:
@@ -45,35 +47,61 @@ class DirectoryWatcher:
 
     def _watch(self) -> None:
         while not self._ended.wait(_WATCH_SECONDS):
-            before, self._seen = self._seen, self._look()
-            self._compare(before, self._seen)
+            self.look_again()
 
-    def _compare(self, before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]]) -> None:
+    def look_again(self, uploaded: str = "") -> None:
+        """Note what has changed; `uploaded` was written by the server, which sets its mode too."""
+        with self._lock:
+            before, self._seen = self._seen, self._look()
+            self._compare(before, self._seen, os.path.relpath(uploaded or "/", self._path))
+
+    def _compare(
+        self, before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]], uploaded: str
+    ) -> None:
+        known = {found[0] for found in before.values()}
+        moved = {found[0] for name, found in now.items() if name not in before}
         for name in before.keys() - now.keys():
-            self._note(name, "EVENT_TYPE_REMOVE")
+            is_moved = before[name][0] in moved
+            self._note(name, "EVENT_TYPE_RENAME" if is_moved else "EVENT_TYPE_REMOVE")
         for name, found in now.items():
             old = before.get(name)
             if old is None or old[0] != found[0]:
                 self._note(name, "EVENT_TYPE_CREATE")
-            if (old is None and found[3]) or (old is not None and old[2:] != found[2:]):
+            if old is None and name == uploaded:
+                self._note(name, "EVENT_TYPE_CHMOD")
+            is_new = old is None and found[0] not in known
+            if (is_new and found[3]) or (old is not None and old[2:] != found[2:]):
                 self._note(name, "EVENT_TYPE_WRITE")
             elif old is not None and old[1] != found[1]:
                 self._note(name, "EVENT_TYPE_CHMOD")
 
     def _note(self, name: str, kind: str) -> None:
-        with self._lock:
-            self._events = [*self._events, {"name": name, "type": kind}][-_MOST_EVENTS:]
+        event: dict[str, Any] = {"name": name, "type": kind}
+        if self._has_entries:
+            with contextlib.suppress(OSError):  # it is gone
+                event["entry"] = entry_of(os.path.join(self._path, name))
+        self._events = [*self._events, event][-_MOST_EVENTS:]
 
     def take(self) -> list[dict[str, Any]]:
+        self.look_again()
         with self._lock:
             events, self._events = self._events, []
         return events
 
     def close(self) -> None:
         self._ended.set()
+        with contextlib.suppress(ValueError):  # closed before
+            _ALL.remove(self)
 
 
 WATCHERS: dict[str, DirectoryWatcher] = {}
+_ALL: list[DirectoryWatcher] = []  # those of streams too
+
+
+def note_upload(path: str) -> None:
+    """Let the watchers note a file that the server has written."""
+    for each in _ALL:
+        each.look_again(path)
 
 
 def create_watcher(request: dict[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_pages_of_other_sites_and_other_names_are_refused(client: Client) -> Non
     "body",
     [b"", b"[]", b"nonsense", b'{"templateID": 3}', b'{"templateID": "x", "timeout": -1}', b'{"timeout": 1e99}',
      b"[" * 100_000, b'{"templateID": "base", "envVars": {"A=B": "x"}}', b'{"templateID": "base", "mcp": {"a": 1}}',
-     b'{"templateID": "base", "volumeMounts": [{"name": "x"}]}'],
+     b'{"templateID": "caf\xe9"}', b'{"templateID": "base", "volumeMounts": [{"name": "x"}]}'],
 )  # fmt: skip
 def test_malformed_requests_are_refused(client: Client, body: bytes) -> None:
     before = len(client.ask("GET", "/v2/sandboxes")[1])

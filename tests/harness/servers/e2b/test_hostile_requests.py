@@ -72,6 +72,17 @@ def test_a_signed_url_that_was_changed_is_refused(
     assert _ask(client, made, "GET", f"/files?{_signed(made, 'read', **changed)}") == 401
 
 
+def test_a_signature_has_one_reading(client: Client, made: dict[str, str]) -> None:
+    """The signature for reading the file `a.txt:write:c` is not one for writing `a.txt`."""
+    text = f"a.txt:write:c:read::{made['envdAccessToken']}"
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+    read = {"path": "a.txt:write:c", "signature": f"v1_{digest}"}
+    write = {"path": "a.txt", "username": "c:read:", "signature": f"v1_{digest}"}
+    assert client.reach(made, "POST", "/files?path=a.txt%3Awrite%3Ac", data=b"1")[0] == 200
+    assert _ask(client, made, "GET", f"/files?{urllib.parse.urlencode(read)}") == 200
+    assert _ask(client, made, "POST", f"/files?{urllib.parse.urlencode(write)}", data=b"2") == 401
+
+
 @pytest.mark.parametrize(
     ("path", "port"),
     [("/execute", "49999"), ("/contexts", "49999"), ("/files", "49999"), ("/files", "8000"),
@@ -85,6 +96,15 @@ def test_a_signed_url_is_of_nothing_but_a_file(
         url = f"{path}?{_signed(made, operation)}"
         body = {"code": "1", "path": "/"} if method == "POST" else None
         assert _ask(client, made, method, url, body=body, E2b_Sandbox_Port=port) == 401
+
+
+def test_a_signed_upload_takes_the_field_of_a_form(client: Client, made: dict[str, str]) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\ntext\r\n--x--\r\n'
+    url, kind = f"/files?{_signed(made, 'write')}", "multipart/form-data; boundary=x"
+    assert (
+        client.ask("POST", url, data=form, Content_Type=kind)[0] == 200
+    )  # no header names a sandbox
+    assert client.reach(made, "GET", "/files?path=a.txt") == (200, "text")
 
 
 def test_a_signed_upload_writes_no_other_file(client: Client, made: dict[str, str]) -> None:
@@ -186,7 +206,7 @@ async def _status_of_dripping(path: str, answer: bytes) -> int:
     async with listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, drip)
         with anyio.fail_after(20):
-            told = await relay.relayed(path, "GET", "/", {}, b"")
+            told = await relay.relayed(path, "GET", "/", {}, b"", {})
             if isinstance(told, StreamingResponse):
                 [_ async for _ in told.body_iterator]
         group.cancel_scope.cancel()

@@ -1,9 +1,12 @@
 """The unmodified Python SDK of E2B, against a server whose sandboxes are cells."""
 
 import asyncio
+import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from e2b import (
@@ -98,11 +101,74 @@ def test_hosts_that_the_policy_does_not_allow_are_refused(e2b: E2bServer) -> Non
         Sandbox.create(network=network)  # type: ignore[arg-type]
 
 
-def test_what_a_cell_cannot_do_is_refused(e2b: E2bServer, sandbox: Sandbox) -> None:
-    with pytest.raises(SandboxException, match="not supported by cells"):
-        sandbox.create_snapshot()
-    with pytest.raises(SandboxException, match="cannot make terminals"):
-        sandbox.pty.create(size=PtySize(rows=24, cols=80))
+def test_a_connection_only_extends_the_life_of_a_sandbox(e2b: E2bServer, sandbox: Sandbox) -> None:
+    before = sandbox.get_info().end_at
+    assert Sandbox.connect(sandbox.sandbox_id, timeout=10).get_info().end_at == before
+    assert Sandbox.connect(sandbox.sandbox_id, timeout=900).get_info().end_at > before
+
+
+def test_lists_are_filtered_by_template(e2b: E2bServer, sandbox: Sandbox) -> None:
+    with Sandbox.create("another") as made:
+        found = Sandbox.list(query=SandboxQuery(template="another")).next_items()
+        assert [each.sandbox_id for each in found] == [made.sandbox_id]
+
+
+def test_metrics_are_of_the_range_that_a_client_names(sandbox: Sandbox) -> None:
+    now = datetime.now(UTC)
+    hours = [timedelta(hours=each) for each in (1, 2)]
+    assert sandbox.get_metrics(start=now - hours[1], end=now - hours[0]) == []
+    assert sandbox.get_metrics(start=now - hours[0], end=now + hours[0])
+
+
+def test_a_snapshot_and_a_fork_have_the_files_of_their_sandbox(
+    e2b: E2bServer, sandbox: Sandbox
+) -> None:
+    sandbox.files.write("kept/a.txt", "before")
+    snapshot = sandbox.create_snapshot()
+    sandbox.files.write("kept/a.txt", "after")
+    assert snapshot.snapshot_id in [
+        each.snapshot_id for each in sandbox.list_snapshots().next_items()
+    ]
+    with Sandbox.create(snapshot.snapshot_id) as made:
+        assert made.files.read("kept/a.txt") == "before"
+    (fork,) = sandbox.fork()
+    assert isinstance(fork, Sandbox)
+    with fork:
+        fork.files.write("kept/b.txt", "of the fork")
+        assert fork.files.read("kept/a.txt") == "after"
+        assert fork.commands.run("echo $GREETING").stdout == "hello\n"
+    assert not sandbox.files.exists("kept/b.txt")
+    assert Sandbox.delete_snapshot(snapshot.snapshot_id)
+    assert not Sandbox.delete_snapshot(snapshot.snapshot_id)
+
+
+def test_a_terminal_is_written_to_resized_and_read_again(sandbox: Sandbox) -> None:
+    terminal = sandbox.pty.create(size=PtySize(rows=24, cols=80), envs={"GIVEN": "given"})
+    sandbox.pty.resize(terminal.pid, PtySize(rows=30, cols=132))
+    terminal.disconnect()
+    again = sandbox.pty.connect(terminal.pid)
+    sandbox.pty.send_stdin(terminal.pid, b"echo $GIVEN; stty size; exit 3\n")
+    seen: list[bytes] = []
+    with pytest.raises(CommandExitException) as failed:
+        again.wait(on_pty=seen.append)
+    assert failed.value.exit_code == 3
+    assert b"given\r\n30 132" in b"".join(seen)
+    assert not sandbox.pty.kill(terminal.pid)
+
+
+def test_a_request_that_a_kill_cuts_off_says_so(e2b: E2bServer) -> None:
+    made = Sandbox.create()
+    command = made.commands.run("sleep 612", background=True)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(
+            made.run_code,
+            "print('begun')\nimport time; time.sleep(612)",
+            on_stdout=lambda _: made.kill(),
+        )
+        with pytest.raises(TimeoutException, match="killed"):
+            running.result(_DEADLINE)
+    with pytest.raises(TimeoutException, match="killed"):
+        command.wait()
 
 
 # Code
@@ -143,13 +209,13 @@ Shown()
 def test_contexts_have_variables_of_their_own(sandbox: Sandbox) -> None:
     sandbox.run_code("where = 'default'")
     other = sandbox.create_code_context(cwd="/tmp")
-    assert sandbox.run_code("import os; os.getcwd()", context=other).text == "'/tmp'"
+    assert sandbox.run_code("import os; os.getcwd()", context=other).text == "/tmp"
     error = sandbox.run_code("where", context=other).error
     assert error is not None
     assert error.name == "NameError"
     sandbox.run_code("where = 'other'", context=other)
-    assert sandbox.run_code("where").text == "'default'"
-    assert sandbox.run_code("where", context=other).text == "'other'"
+    assert sandbox.run_code("where").text == "default"
+    assert sandbox.run_code("where", context=other).text == "other"
     assert other.id in [each.id for each in sandbox.list_code_contexts()]
     sandbox.restart_code_context(other)
     error = sandbox.run_code("where", context=other).error
@@ -160,9 +226,10 @@ def test_contexts_have_variables_of_their_own(sandbox: Sandbox) -> None:
 
 
 def test_variables_of_the_environment(sandbox: Sandbox) -> None:
-    assert sandbox.run_code("import os; os.environ['GREETING']").text == "'hello'"
+    assert sandbox.run_code("import os; os.environ['GREETING']").text == "hello"
     done = sandbox.run_code("os.environ['ONCE']", envs={"ONCE": "now"})
-    assert done.text == "'now'"
+    assert done.text == "now"
+    assert sandbox.run_code("os.environ.get('ONCE')").text is None
     assert sandbox.commands.run("echo $GREETING").stdout == "hello\n"
 
 
@@ -237,7 +304,7 @@ def test_a_command_that_takes_too_long_is_killed(sandbox: Sandbox) -> None:
 
 def test_files_are_written_read_listed_renamed_and_removed(sandbox: Sandbox) -> None:
     files = sandbox.files
-    assert files.write("deep/a.txt", "text").path == "/workspace/deep/a.txt"
+    assert files.write("deep/a.txt", "text").path == "/home/user/deep/a.txt"
     assert files.write("deep/b.bin", b"\x00\xff").name == "b.bin"
     assert (files.read("deep/a.txt"), bytes(files.read("deep/b.bin", format="bytes"))) == (
         "text",
@@ -246,7 +313,7 @@ def test_files_are_written_read_listed_renamed_and_removed(sandbox: Sandbox) -> 
     assert b"".join(files.read("deep/a.txt", format="stream")) == b"text"
     assert [each.name for each in files.list("deep")] == ["a.txt", "b.bin"]
     info = files.rename("deep/a.txt", "deep/c.txt")
-    assert (info.path, info.size) == ("/workspace/deep/c.txt", 4)
+    assert (info.path, info.size) == ("/home/user/deep/c.txt", 4)
     assert (files.exists("deep/a.txt"), files.exists("deep/c.txt")) == (False, True)
     files.remove("deep")
     assert not files.exists("deep")
@@ -267,13 +334,13 @@ def test_several_files_at_once_and_directories(sandbox: Sandbox) -> None:
 
 def test_files_are_those_of_programs(sandbox: Sandbox) -> None:
     sandbox.files.write("data.csv", "a,b\n1,2\n")
-    assert sandbox.run_code("open('data.csv').read()").text == "'a,b\\n1,2\\n'"
+    assert sandbox.run_code("open('data.csv').read()").text == "a,b\\n1,2\\n"
     assert sandbox.commands.run("wc -l < data.csv").stdout.strip() == "2"
 
 
-def test_files_outside_the_workspace_cannot_be_written(sandbox: Sandbox) -> None:
+def test_files_outside_the_home_directory_cannot_be_written(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxException):
-        sandbox.files.write("/home/user/x.txt", "x")
+        sandbox.files.write("/home/other/x.txt", "x")
     with pytest.raises(NotFoundException):
         sandbox.files.read("/etc/shadow")
 
@@ -292,15 +359,44 @@ def test_a_directory_is_watched(sandbox: Sandbox) -> None:
     handle.stop()
 
 
+def test_events_are_there_right_behind_a_write(sandbox: Sandbox) -> None:
+    sandbox.files.make_dir("seen")
+    handle = sandbox.files.watch_dir("seen", include_entry=True)
+    sandbox.files.write("seen/a.txt", "x")
+    events = handle.get_new_events()
+    assert [each.type.value for each in events] == ["create", "chmod", "write"]
+    assert events[0].entry is not None
+    assert events[0].entry.path == "/home/user/seen/a.txt"
+    sandbox.files.rename("seen/a.txt", "seen/b.txt")
+    assert [(each.name, each.type.value) for each in handle.get_new_events()] == [
+        ("a.txt", "rename"),
+        ("b.txt", "create"),
+    ]
+    handle.stop()
+
+
+def test_files_have_metadata(sandbox: Sandbox) -> None:
+    sandbox.files.write("with.txt", "1", metadata={"author": "anna"})
+    assert sandbox.files.get_info("with.txt").metadata == {"author": "anna"}
+    sandbox.files.write("with.txt", "2")
+    assert sandbox.files.get_info("with.txt").metadata is None
+
+
+def test_a_link_names_the_file_that_it_leads_to(sandbox: Sandbox) -> None:
+    sandbox.commands.run("touch target.txt; ln -sf target.txt link.txt")
+    assert sandbox.files.get_info("link.txt").symlink_target == "/home/user/target.txt"
+
+
 def test_a_signed_url_gives_access_to_one_file(e2b: E2bServer, sandbox: Sandbox) -> None:
     sandbox.files.write("shared.txt", "shared")
-    headers = {"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "49983"}
-    url = sandbox.download_url("shared.txt")
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+    url = sandbox.download_url("shared.txt", use_signature_expiration=60)
+    with urllib.request.urlopen(url) as answer:  # it names no sandbox: the signature does
         assert answer.read() == b"shared"
-    forged = urllib.request.Request(url.replace("shared.txt", "data.csv"), headers=headers)
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(forged)
+        urllib.request.urlopen(url.replace("shared.txt", "data.csv"))
+    with pytest.raises(urllib.error.HTTPError, match="401") as expired:
+        urllib.request.urlopen(sandbox.download_url("shared.txt", use_signature_expiration=-60))
+    assert json.loads(expired.value.read())["message"] == "signature is already expired"
 
 
 # The form for asyncio
