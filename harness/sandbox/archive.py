@@ -12,8 +12,7 @@ import contextlib
 import io
 import stat
 from collections.abc import Iterator, Mapping
-from mmap import mmap
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...policies.errors import PolicyError, WorkspaceError
 from ...runner.workspace import Executable, content_of, list_files, room
@@ -22,6 +21,7 @@ _BLOCK = 512
 _MODE, _EXECUTABLE = 0o644, 0o755
 _MOST_MEMBERS = 100_000
 _REGULAR = b"0\0" + b"7"
+_MOST_HEADER_BYTES = 1 << 20  # of one header about the next member
 _ABOUT_THE_NEXT = b"xLK"  # pax and GNU: a name, or the target of a link, that is long or not ASCII
 _NAMED_BY_GNU = {b"L": b"path", b"K": b"linkpath"}
 _IGNORED = b"g"  # pax: a header for all files
@@ -29,17 +29,27 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 
 
 class TarMember(NamedTuple):
-    """A member of an archive; `kind` is its type flag (tar(5)), "0" of a regular file."""
+    """A member of an archive; `kind` is its type flag (tar(5)), "0" of a regular file.  Its content is
+    `size` bytes of the archive from `start` on."""
 
     kind: str
     name: str
     target: str  # of a link
     mode: int
-    content: bytes
+    start: int
+    size: int
 
     @property
     def is_regular(self) -> bool:
         return self.kind == "0"
+
+
+class ArchiveBytes(Protocol):
+    """The bytes of an archive, of which only slices are taken."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> bytes: ...
 
 
 def files_of(workspace: int) -> dict[str, bytes]:
@@ -85,22 +95,25 @@ def unpack(data: bytes) -> dict[str, bytes]:
     try:
         if not data or data.startswith(_COMPRESSED):
             raise ValueError("it is compressed" if data else "it is empty")
-        return {
-            each.name: Executable(each.content) if each.mode & stat.S_IXUSR else each.content
-            for each in entries(data) if each.is_regular
-        }  # fmt: skip
+        found: dict[str, bytes] = {}
+        for each in entries(data):
+            if each.is_regular:
+                content = data[each.start : each.start + each.size]
+                found[each.name] = Executable(content) if each.mode & stat.S_IXUSR else content
+        return found
     except ValueError as error:  # also an invalid number, or a name that is not UTF-8
         raise PolicyError(f"not a tar archive: {str(error)[:200]}") from None
 
 
-def entries(data: bytes | mmap, most: int = _MOST_MEMBERS) -> Iterator[TarMember]:
+def entries(data: ArchiveBytes, most: int = _MOST_MEMBERS) -> Iterator[TarMember]:
     """Yield the members of an uncompressed archive, `most` at most.
 
     Names and targets are not checked.  Raises ValueError for a malformed archive.
     """
     told: dict[bytes, bytes] = {}  # fields for the next member, from the headers before it
-    for kind, name, target, mode, content in _members(data, told, most):
+    for kind, name, target, mode, start, size in _members(data, told, most):
         if kind in _ABOUT_THE_NEXT:
+            content = data[start : start + size]
             found = {_NAMED_BY_GNU[kind]: content.partition(b"\0")[0]} if kind != b"x" else {}
             told |= found or _records(content)
             if sparse := [key for key in told if key.startswith(b"GNU.sparse.")]:
@@ -111,16 +124,16 @@ def entries(data: bytes | mmap, most: int = _MOST_MEMBERS) -> Iterator[TarMember
         target = told.get(b"linkpath", target)
         if kind in _REGULAR:  # a directory in archives older than POSIX has a name that ends so
             kind = b"5" if name.endswith(b"/") else b"0"
-        yield TarMember(kind.decode("latin-1"), _text(name), _text(target), mode, content)
+        yield TarMember(kind.decode("latin-1"), _text(name), _text(target), mode, start, size)
         told.clear()
 
 
-_Parts = tuple[bytes, bytes, bytes, int, bytes]
+_Parts = tuple[bytes, bytes, bytes, int, int, int]
 
 
-def _members(data: bytes | mmap, told: dict[bytes, bytes], most: int) -> Iterator[_Parts]:
-    """Yield (type, name, target, mode, content) of each member; `told` has the fields of the headers
-    before it."""
+def _members(data: ArchiveBytes, told: dict[bytes, bytes], most: int) -> Iterator[_Parts]:
+    """Yield (type, name, target, mode, start, size) of each member; `told` has the fields that headers
+    before it gave."""
     position = members = 0
     while (header := data[position : position + _BLOCK]).strip(b"\0"):
         members += 1
@@ -130,10 +143,11 @@ def _members(data: bytes | mmap, told: dict[bytes, bytes], most: int) -> Iterato
         if kind not in _ABOUT_THE_NEXT:
             name, size = told.get(b"path", name), int(told.get(b"size", size))
         position += _BLOCK
-        content = data[position : position + size]
-        if not 0 <= size == len(content):
+        if not 0 <= size <= len(data) - position:
             raise ValueError(f"it ends in the middle of {_text(name)!r}")
-        yield kind, name, header[157:257].partition(b"\0")[0], mode, content
+        if kind in _ABOUT_THE_NEXT and size > _MOST_HEADER_BYTES:
+            raise ValueError(f"a header has {size} bytes, more than {_MOST_HEADER_BYTES}")
+        yield kind, name, header[157:257].partition(b"\0")[0], mode, position, size
         position += -(-size // _BLOCK) * _BLOCK
 
 

@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated, BinaryIO, TypeVar
 import msgspec
 
 from ....policies.errors import PolicyError
+from ....runner.kernel import files
 from ....runner.nesting import refuse_deep_json, refuse_large_json
 from ...state import make_private_directory, state_directory
 from .unpacking import Unpacking
@@ -157,6 +157,16 @@ def _digest_of(file: BinaryIO) -> str:
     return found.hexdigest()
 
 
+def _remove(made: Path) -> None:
+    """Remove what was unpacked, unless it has become an image."""
+    above = os.open(made.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            files.remove_tree(above, made.name)
+    finally:
+        os.close(above)
+
+
 def _kept(name: str, fill: Callable[[Unpacking], None]) -> str:
     """Return the directory of an image that was unpacked, now or earlier."""
     images = state_directory() / "images"
@@ -172,7 +182,7 @@ def _kept(name: str, fill: Callable[[Unpacking], None]) -> str:
         with contextlib.suppress(OSError):  # another process was faster
             made.rename(place)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove(made)
     if not place.is_dir():
         raise PolicyError(f"rootfs: cannot write {place}")
     return str(place)

@@ -160,6 +160,7 @@ def test_devices_and_pipes_are_left_out(tmp_path: Path) -> None:
     [
         (UnpackLimits(total_bytes=1000), "more bytes than the limit"),
         (UnpackLimits(members=2), "more than 2 members"),
+        (UnpackLimits(seconds=0), "more than 0 seconds"),
     ],
 )
 def test_work_on_an_archive_is_bounded(limits: UnpackLimits, message: str, tmp_path: Path) -> None:
@@ -173,6 +174,51 @@ def test_a_bomb_is_not_expanded(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="expands to more bytes than the limit"):
         unpacked(tmp_path, bomb, limits=UnpackLimits(total_bytes=1 << 20, members=10))
     assert not list(tmp_path.glob("root.tar"))
+
+
+def test_empty_members_of_gzip_are_few(tmp_path: Path) -> None:
+    """Each takes the time of many bytes, and none of the limit."""
+    content = gzip.compress(tar(("a", b"1", 0o644)))
+    many = gzip.compress(b"") * 1001
+    with pytest.raises(PolicyError, match="members of its gzip are empty"):
+        unpacked(tmp_path, many + content)
+    assert (unpacked(tmp_path, many[:-1000] + content) / "a").read_bytes() == b"1"
+
+
+def test_a_path_has_few_names(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="more than 100 directories"):
+        unpacked(tmp_path, tar(("a/" * 101 + "f", b"1", 0o644)))
+
+
+def test_a_large_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another name of it becomes a copy."""
+    sizes, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, n, at: sizes.append(n) or pread(fd, n, at))
+    content = os.urandom(1 << 20) * 5 + b"end"
+    root = unpacked(tmp_path, tar(("a", content, 0o644), hard=(("b", "a"),)))
+    assert (root / "a").read_bytes() == (root / "b").read_bytes() == content
+    assert max(sizes) == 1 << 20
+
+
+def deep_tree(*after: Member) -> bytes:
+    """Make a tree of 1,500 levels out of paths of few names, by links to where the last one ended."""
+    members: list[Member] = []
+    for number in range(20):
+        at = f"l{number}/" if number else ""
+        members.append((at + "a/" * 75 + "f", b"x", 0o644))
+        members.append((f"l{number + 1}", at + "a/" * 74 + "a", 0o777))
+    return tar(*members, *after)
+
+
+def test_a_deep_tree_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="leads upwards"):
+        rootfs_of(str(layout(tmp_path / "image", deep_tree(("../out", b"", 0o644)))))
+    assert os.listdir(tmp_path / "state" / "cellwright" / "images") == []
+
+
+def test_a_file_takes_the_place_of_a_deep_tree(tmp_path: Path) -> None:
+    root = unpacked(tmp_path, deep_tree(), tar(("a", b"1", 0o644)))
+    assert (root / "a").read_bytes() == b"1"
 
 
 def test_a_layer_that_was_changed_is_refused(tmp_path: Path) -> None:
