@@ -73,7 +73,7 @@ READERS = (
     # personal data
     _is("values written in another way", _DETECTED, replace(f"{_PRIVACY}/scope.py", "PrivacyScope.find", "view(plain)", "None")),
     _is("values in base64 or hexadecimal", _DETECTED,
-        replace(f"{_PRIVACY}/scope.py", "PrivacyScope.find", "self._encoded_in(plain)", "()")),
+        replace(f"{_PRIVACY}/scope.py", "PrivacyScope.find", "self._encoded_in(plain, naming)", "()")),
     _is("values of another scope", _VALUES,
         replace(f"{_PRIVACY}/values.py", "ValueVault.known", "each.scope == scope", "True")),
     _is("value that has expired", _VALUES,

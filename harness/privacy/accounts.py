@@ -33,6 +33,7 @@ class CardDetector:
     """Numbers of payment cards, in groups or not."""
 
     kinds = frozenset(["card"])
+    needs_digit = True
 
     def find(self, text: str) -> Iterable[FoundValue]:
         for run in digit_runs(text):
@@ -63,6 +64,7 @@ class IbanDetector:
     """International bank account numbers, in groups or not."""
 
     kinds = frozenset(["iban"])
+    needs_digit = True
 
     def find(self, text: str) -> Iterable[FoundValue]:
         for match in _IBAN.finditer(text):

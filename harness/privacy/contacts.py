@@ -136,6 +136,7 @@ class PhoneDetector:
     """
 
     kinds = frozenset(["phone"])
+    needs_digit = True
 
     def __init__(self, regions: Sequence[str] = ("US",)) -> None:
         self._regions = tuple(regions)

@@ -42,14 +42,16 @@ class PatternDetector:
     """Values of one form: a pattern, and a function that checks and normalises what it matches.
 
     `normal` returns None for a match that is no value, and `is_other` tells by the text around a match
-    that it is something else.  A text without any of `hints` is skipped.
+    that it is something else.  A text without any of `hints` is skipped, and one without digits if a
+    value `needs_digit`.
     """
 
     def __init__(
         self, kind: str, pattern: str, normal: Callable[[str], str | None], hints: Sequence[str] = (),
-        is_other: Callable[[str, int, int], bool] = never,
+        is_other: Callable[[str, int, int], bool] = never, *, needs_digit: bool = False,
     ) -> None:  # fmt: skip
         self.kinds = frozenset([kind])
+        self.needs_digit = needs_digit
         self._kind = kind
         self._pattern = re.compile(
             pattern, re.ASCII

@@ -61,7 +61,7 @@ class View:
 # stands for one character, or for none.  Several backslashes: JSON within JSON.
 _ESCAPE = (
     r"\\{1,8}u[dD][89ABab][0-9A-Fa-f]{2}\\{1,8}u[dD][C-Fc-f][0-9A-Fa-f]{2}"
-    r"|\\{1,8}(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|[bfnrt])"
+    r"|\\{1,8}(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|u\{[0-9A-Fa-f]{1,5}\}|U000[0-9A-Fa-f]{5}|[01][0-7]{2}|[bfnrt])"
     r"|%[0-7][0-9A-Fa-f]|%[C-Fc-f][0-9A-Fa-f](?:%[89ABab][0-9A-Fa-f]){1,3}"
     r"|=(?:0[0-9A-F]|1B|[2-7][0-9A-F]|\r?\n)"
     r"|&(?:#\d{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z]{2,24};)"
@@ -69,12 +69,13 @@ _ESCAPE = (
 _TERMINAL = (
     r"(?:\x1b|\\{1,8}(?:u001[bB]|x1[bB]|033|e))\[[0-?]{0,32}[ -/]{0,4}[@-~]"  # ECMA-48, 5.4
     r"|\x1b\][^\x07\x1b\n]{0,2048}(?:\x07|\x1b\\)"  # such as a link
-    r"|\x1b[ -/]{0,4}[0-Z\\^-~]"
+    r"|\x1b[ -/]{0,4}[0-Z\\^-~]|\x9b[0-?]{0,32}[ -/]{0,4}[@-~]"
+    r"|(?:\^\[)?\[\d{1,3}(?:;\d{1,3}){0,8}m"  # as logs show them
 )
 _ODD = r"[^ -~\t\n\r][\u0300-\u036f]{0,16}|[A-Za-z][\u0300-\u036f]{1,16}"
 _UNIT = re.compile(f"{_TERMINAL}|{_ESCAPE}|{_ODD}")
 _QUOTED_PRINTABLE = re.compile(r"=3D|=\r?\n|quoted-printable")  # else "=20" may begin a number
-_HINT = re.compile(r"[\\%&=]|[^ -~\t\n\r]")
+_HINT = re.compile(r"[\\%&=]|[^ -~\t\n\r]|\[\d{1,3}[;m]")
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _SHY = "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u2800\u3164\uffa0"  # shown as nothing
 _ENCODED = re.compile(
@@ -107,7 +108,7 @@ def _read(unit: str) -> str:
     """Return what an escape or an odd character stands for; nothing for what is not shown."""
     if unit[0] in "\\%=&":
         unit = _unescaped(unit)
-    elif unit[0] == "\x1b":
+    elif unit[0] in "\x1b\x9b^[":
         return ""
     if unit.isascii():
         return unit if unit.isprintable() or unit in "\t\n\r\v\f" else ""
@@ -126,6 +127,10 @@ def _unescaped(escape: str) -> str:
         return _SHORT[letters]
     if "[" in letters:  # of a terminal
         return ""
+    if letters[0] in "01":
+        return chr(int(letters, 8))
+    if letters[0] == "U" or "{" in letters:
+        return chr(int(letters[1:].strip("{}"), 16))
     units = [int(each, 16) for each in re.findall("[0-9A-Fa-f]{4}|(?<=x)[0-9A-Fa-f]{2}", letters)]
     return b"".join(each.to_bytes(2, "big") for each in units).decode("utf-16-be", "surrogatepass")
 

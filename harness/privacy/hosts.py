@@ -76,7 +76,7 @@ def host_detectors() -> tuple[PatternDetector, ...]:
     mac = rf"(?<![{_A}:.-]){mac}(?![{_A}:-]|\.[{_A}])"  # two groups of four more are a card
     login = r"(?<=://)[^\s:/@\"'<>]{0,100}:[^\s/@\"'<>]{1,200}(?=@)"
     return (
-        PatternDetector("ip", _V4, _address, ["."], _is_version),
+        PatternDetector("ip", _V4, _address, ["."], _is_version, needs_digit=True),
         PatternDetector("ip", _V6, _v6, [":"]),
         PatternDetector("mac", mac, _mac),
         PatternDetector("login", login, str, ["://"]),

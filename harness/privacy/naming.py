@@ -28,7 +28,7 @@ class Naming:
     """The naming of values that come from the host: tools, inputs and files."""
 
     def spares(self, found: FoundValue) -> bool:
-        """Tell whether a value stays as it is."""
+        """Tell whether a secret, or a value that is found by its words alone, stays as it is."""
         return False
 
     def normal(self, normal: str) -> str:
@@ -50,7 +50,7 @@ class WrittenValues(NamedTuple):
     """What a program wrote into the arguments of a call.
 
     `has_guesses`: there are values that a detector finds, whether or not they are known.  `words`: kind
-    and normal form of those that are found only because they are known, and of secrets.
+    and normal form of secrets, and of values that are known.
     """
 
     has_guesses: bool
@@ -76,8 +76,7 @@ class CallNaming(Naming):
         return self._written
 
     def spares(self, found: FoundValue) -> bool:
-        written = self.written
-        return not written.has_guesses and (found.kind, found.normal) in written.words
+        return (found.kind, found.normal) in self.written.words
 
     def normal(self, normal: str) -> str:
         return f"{normal}{_MARK}{os.urandom(8).hex()}" if self.written.has_guesses else normal

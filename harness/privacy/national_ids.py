@@ -150,6 +150,7 @@ def national_ids() -> tuple[PatternDetector, ...]:
     )  # fmt: skip
     nhs = PatternDetector(
         "nhs", rf"{_ALONE}\d{{3}}([ -]?)\d{{3}}\1\d{{4}}{_ENDS}", _nhs, ("NHS", "nhs"), _is_no_patient,
+        needs_digit=True,
     )  # fmt: skip
     others = (
         PatternDetector(
@@ -157,6 +158,7 @@ def national_ids() -> tuple[PatternDetector, ...]:
             rf"{_ALONE}(?:{form}){_ENDS}",
             normal,
             is_other=is_numbered if kind in _LIKE_OTHERS else never,
+            needs_digit=kind != "fiscal",
         )
         for kind, form, normal in forms
     )

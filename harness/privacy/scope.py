@@ -30,6 +30,7 @@ _PHONE_NAME = re.compile(
     r"(?i)(?:phone|mobile|fax|msisdn|whatsapp|telefon|t[ée]l[ée]phone|tel[ée]fono|rufnummer|m[óo]vil|celular|handy)s?"
     r"(?:[_ -]?(?:no|nr|numbers?|nummer))?$|^(?:tel|t[ée]l|cell|mobil)$"
 )
+_DIGIT = re.compile("[0-9]")
 _LEAST_NUMBER = 10**7  # shorter numbers are of no kind that detectors find
 
 
@@ -43,6 +44,9 @@ class PrivacyScope:
         self.name = name
         self.vault = vault
         self._detectors = tuple(detectors)
+        self._without_digits = [
+            each for each in detectors if not getattr(each, "needs_digit", False)
+        ]
         self._kinds = frozenset(kind for each in detectors for kind in each.kinds)
         self._names = [KnownValue("name", each.casefold(), each) for each in names]
         self._fields = tuple(fields)
@@ -75,10 +79,9 @@ class PrivacyScope:
     def find(self, text: str, naming: Naming = HOST) -> list[FoundValue]:
         """Return the values in a text, in order and apart; known tokens are not looked into."""
         plain = self._without_tokens(text)
-        found = [*self._found_in(plain), *self._encoded_in(plain)]
+        found = [*self._found_in(plain, naming), *self._encoded_in(plain, naming)]
         if read := view(plain):
-            found = _read_without_escapes(found, read, self._found_in(read.text))
-        found = [each for each in found if not naming.spares(each)]  # before values are merged
+            found = _read_without_escapes(found, read, self._found_in(read.text, naming))
         return merged(found, text) if found else found
 
     def _without_tokens(self, text: str) -> str:
@@ -89,11 +92,17 @@ class PrivacyScope:
         ]  # fmt: skip
         return spliced(text, blanks) if blanks else text
 
-    def _found_in(self, text: str) -> list[FoundValue]:
-        return [*self._detected_in(text), *self._known_in(text)]
+    def _found_in(self, text: str, naming: Naming) -> list[FoundValue]:
+        """Return what is found, before it is merged, without the words that a naming spares."""
+        found = [
+            each for each in self._detected_in(text)
+            if each.kind != "secret" or not naming.spares(each)
+        ]  # fmt: skip
+        return found + [each for each in self._known_in(text) if not naming.spares(each)]
 
     def _detected_in(self, text: str) -> list[FoundValue]:
-        return [each for detector in self._detectors for each in detector.find(text)]
+        looking = self._detectors if _DIGIT.search(text) else self._without_digits
+        return [each for detector in looking for each in detector.find(text)]
 
     def _known_in(self, text: str) -> list[FoundValue]:
         known = self._known_values().find(text)
@@ -127,10 +136,10 @@ class PrivacyScope:
         changed(arguments, place_of((), "", None), leaf, look)
         return WrittenValues(guesses, frozenset(words))
 
-    def _encoded_in(self, text: str) -> Iterable[FoundValue]:
+    def _encoded_in(self, text: str, naming: Naming) -> Iterable[FoundValue]:
         """Yield the runs of base64 or hexadecimal whose content holds a value."""
         for start, end, content in decoded(text):
-            if any(each.kind != "secret" for each in self._found_in(content)):
+            if any(each.kind != "secret" for each in self._found_in(content, naming)):
                 yield FoundValue(start, end, "encoded", text[start:end])
 
     def _known_values(self) -> KnownValues:

@@ -21,7 +21,8 @@ TOKEN = re.compile(
 # The end of an escape, whose letters a token may follow (folding.py).
 _ESCAPE = re.compile(
     r"(?:\\(?:[bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})|%[0-9A-Fa-f]{2}|=[0-9A-F]{2}"
-    r"|(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)\[[0-?]{0,32}[@-~])\Z"
+    r"|\\[01][0-7]{2}|(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)\[[0-?]{0,32}[@-~]"
+    r"|\x1b[ -/]{1,4}[0-~]|\[[\d;]{1,32}m|\x9b[0-?]{0,32}[@-~])\Z"
 )
 _LONGEST_ESCAPE = 40
 

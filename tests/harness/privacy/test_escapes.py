@@ -79,7 +79,8 @@ INVISIBLE = {
     "zero-width space": "\u200b", "soft hyphen": "\u00ad", "byte order mark": "\ufeff", "NUL": "\0",
     "colour": f"{ESC}[1;31m", "end of colour": f"{ESC}[0m", "colour in JSON": r"\u001b[31m",
     "link": f"{ESC}]8;;https://example.org{ESC}\\", "colon colour": f"{ESC}[38:2:1:2:3m",
-    "entity": "&ZeroWidthSpace;", "entity by number": "&#8203;",
+    "colour of eight bits": "\x9b31m", "colour of a log": "^[[31m", "colour without ESC": "[1;31m",
+    "character set": f"{ESC}(B", "entity": "&ZeroWidthSpace;", "entity by number": "&#8203;",
 }  # fmt: skip
 
 
@@ -106,7 +107,14 @@ def test_what_only_looks_like_an_escape_hides_no_value(before: str) -> None:
 
 def test_the_first_writing_of_a_value_does_not_decide_what_a_tool_gets() -> None:
     scope = Privacy().scope()
-    for written in ("a\u200bnn@example.org", r"ann\u0040example.org", "ann%40example.org"):
+    for written in (
+        "a\u200bnn@example.org",
+        r"ann\u0040example.org",
+        "ann%40example.org",
+        r"ann\u{40}example.org",
+        r"ann\U00000040example.org",
+        r"ann\100example.org",
+    ):
         assert scope.value(scope.text(written)) == "ann@example.org"
 
 

@@ -71,6 +71,7 @@ WAYS = {
     "a result": "said(lambda: tools.echo(text=guess))",
     "a list": "said(lambda: tools.echo(text='', again=['x', guess]))",
     "a longer text": "said(lambda: tools.echo(text=f'call {guess} now, {guess}!'))",
+    "beside an address": "said(lambda: tools.echo(text=guess + ' bob@example.org'))",
     "base64": "said(lambda: tools.echo(text=__import__('base64').b64encode(guess.encode()).decode()))",
     "an error of the tool": "said(lambda: tools.fail(text=guess))",
     "a check": "said(lambda: tools.find(number=guess))",
@@ -154,6 +155,17 @@ for guess in ("Ann Smith", "Ann Smyth"):
     assert len(said) == 2
     assert said[0].replace(NAME, WRONG) == said[1]
     assert token not in said[0]
+
+
+def test_a_tool_that_knows_a_number_is_not_asked_by_its_words_alone() -> None:
+    """Without its plus a number is found by its words if it is known, and not at all if it is not."""
+    code = ASK.format(
+        kind="phone", call="said(lambda: tools.echo(text=guess))", guesses=["44 20 7946 0957", "44 20 7946 0958"],
+    )  # fmt: skip
+    with Sandbox(pool=0, tools=[find, echo], privacy=Privacy()) as sandbox:
+        token, (wrong, right) = sandbox.execute(code).value
+    assert (wrong.count("0957"), right.count("0958")) == (2, 2)
+    assert right.count(token) == wrong.count(token) == 1  # the number that the tool knows
 
 
 def test_a_token_of_a_call_can_be_used_and_stays_apart() -> None:
