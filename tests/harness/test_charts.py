@@ -295,3 +295,16 @@ def test_charts_of_the_real_library(plotting: Sandbox, code: str, series: ChartS
     (chart,) = result.charts
     assert (chart.title, chart.picture) == ("T", "picture-1.png")
     assert chart.series == (series,)
+
+
+def test_a_warning_about_a_figure_names_no_file_of_ours(sandbox: Sandbox) -> None:
+    """Such as that of matplotlib about a font that lacks a character."""
+    code = (
+        "import warnings\n"
+        "def savefig(self, file, **_):\n    warnings.warn('no glyph', stacklevel=2)\n"
+        "    file.write(b'PNG')\n"
+        "Figure.savefig = savefig\nshow(axes('T', lines=[line([1], [1])]))"
+    )
+    result = drawn(sandbox, code)
+    assert result.stderr == "UserWarning: no glyph\n"
+    assert result.artifacts[0].data == b"PNG"
