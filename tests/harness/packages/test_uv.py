@@ -186,6 +186,7 @@ def test_what_uv_cannot_follow_is_left_to_pip(
 ) -> None:
     settings = tmp_path / "pip.conf"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    pip_conf(settings, "")
     source = WheelSource()
     assert can_resolve(["thing"], source)
     assert not can_resolve([f"thing --hash=sha256:{'0' * 64}"], source)
