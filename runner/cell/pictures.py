@@ -63,11 +63,11 @@ def _figures(pyplot: object) -> list[tuple[bytes, list[dict[str, Any]]]]:
     """Return every open figure as PNG, with the data of its charts, and close it: it belongs to this
     program, not to the next."""
     found: list[tuple[bytes, list[dict[str, Any]]]] = []
-    seen: list[warnings.WarningMessage] = []
+    seen: list[warnings.WarningMessage] | None = None
     # The program may have done anything to both modules.  A warning, such as one of a font without a
     # character, would name our file and line.
     with contextlib.suppress(Exception), warnings.catch_warnings(record=True) as told:
-        seen = told or []
+        seen = told
         for number in pyplot.get_fignums():  # type: ignore[attr-defined]
             drawn, figure = io.BytesIO(), pyplot.figure(number)  # type: ignore[attr-defined]
             figure.savefig(drawn, format="png", bbox_inches="tight")
@@ -75,5 +75,5 @@ def _figures(pyplot: object) -> list[tuple[bytes, list[dict[str, Any]]]]:
             pyplot.close(number)  # type: ignore[attr-defined]
             found.append((drawn.getvalue(), data))
     with contextlib.suppress(Exception):  # the guest's to close, replace or delete
-        sys.stderr.writelines(f"{each.category.__name__}: {each.message}\n" for each in seen)
+        sys.stderr.writelines(f"{each.category.__name__}: {each.message}\n" for each in seen or ())
     return found
