@@ -95,6 +95,10 @@ _LOOPBACK = (
     f"{_NETWORK}; programs in the same cell connect to each other with --policy standard, or with "
     "network.loopback = true in your policy"
 )
+_UNIX_SOCKETS = (
+    "beside directories of the host programs make no Unix sockets, which would reach the host's too: set "
+    'syscalls.groups = ["unix_sockets"] in your policy if they may'
+)
 _CELLS_OWN = (
     "localhost is the cell itself: name the host that cellwright runs on by another name, with its "
     "address in addresses of the rule in network.allow"
@@ -245,6 +249,10 @@ def _of_refusal(refused: Refused, error: str) -> Iterator[str]:
         yield _TERMINAL
     if "network.loopback" in refused.rule:
         yield _LOOPBACK
+    if (
+        "unix_sockets" in refused.rule and "not permitted" in error
+    ):  # glibc looks for nscd by itself
+        yield _UNIX_SOCKETS
     if refused.rule.startswith("network: "):
         yield from _of_network(refused)
     path = refused.arguments[0].strip("'") if refused.arguments else ""

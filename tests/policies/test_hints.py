@@ -6,7 +6,7 @@ import pytest
 
 from cellwright.policies.hints import hints
 from cellwright.policies.loading import load_policy
-from cellwright.policies.syscalls import ADDED_BY, needs
+from cellwright.policies.syscalls import ADDED_BY, UNIX_SOCKETS, needs
 from cellwright.runner.result import SandboxResult, SandboxStatus, Violation
 
 NOT_SHOWN = "mount_ns: not shown"
@@ -74,6 +74,14 @@ def test_each_setting_that_a_refusal_names_has_a_hint_and_workshop_has_the_setti
     (hint,) = hints("exit code 1", [refusal(f"seccomp: {needs(ADDED_BY[setting][0])}")])
     assert f"{setting} = true" in hint
     assert attrgetter(setting)(load_policy("workshop"))
+
+
+def test_a_refused_unix_socket_has_a_hint_if_the_program_failed_by_it() -> None:
+    granted = ("base", *ADDED_BY["processes.subprocesses"])
+    refused = [refusal(f"seccomp: {needs(UNIX_SOCKETS, granted)}")]
+    (hint,) = hints("PermissionError: [Errno 1] Operation not permitted", refused)
+    assert f'syscalls.groups = ["{UNIX_SOCKETS}"]' in hint
+    assert hints("ValueError", refused) == ()
 
 
 def test_a_shell_is_told_about_its_builtins() -> None:

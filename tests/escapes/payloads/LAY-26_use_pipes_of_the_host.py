@@ -20,7 +20,10 @@ def use(path, flags):
     used.append(f"{path} {flags}")
 
 
-for place in (f"{shown}/pipe", f"{shown}/deep/pipe", f"{writable}/sub/inner/pipe"):
+places = [f"{shown}/pipe", f"{shown}/deep/pipe"]
+if os.statvfs(inner := f"{writable}/sub/inner").f_flag & os.ST_RDONLY:  # not in a container
+    places.append(f"{inner}/pipe")
+for place in places:
     for flags in (os.O_WRONLY, os.O_RDONLY, os.O_RDWR):
         use(place, flags)
         use(place, flags | os.O_PATH)
