@@ -18,6 +18,8 @@ _MOST_KEY = (
 )
 _KEPT = 512  # of a line that is too long: no value but a key is longer
 _ENDING = 80  # characters at most of the line that ends a key
+_BEGUN_ESCAPE = re.compile(r"(?:\\{1,8}|[%=&\x1b])[^\s\\%=&\x1b]{0,16}\Z")  # which a cut may halve
+_LONGEST_ESCAPE = 24
 _ENCODED_LINE = re.compile(r"[A-Za-z0-9+/]{60,76}\r?\n")  # of base64 in lines (folding.py)
 
 
@@ -103,6 +105,8 @@ class StreamGuard:
         end = len(text) - _KEPT
         space = text.rfind(" ", max(0, end - _KEPT), end)
         end = space + 1 if space >= 0 else end
+        if begun := _BEGUN_ESCAPE.search(text, max(0, end - _LONGEST_ESCAPE), end):
+            end = begun.start()
         for each in self._scope.find(text):
             if each.start < end < each.end:
                 return each.start if each.start else each.end

@@ -94,15 +94,33 @@ class ValueVault:
         return stored, True
 
     def _make_room(self, scope: str) -> None:
-        """Raise PolicyError if no value of a scope can be added: some room is left for other scopes."""
+        """Raise PolicyError if no value of a scope can be added: some room is left for other scopes.
+
+        Tokens of single calls, of which each call makes new ones, are dropped first.
+        """
+        for drop in (self.expire, lambda: self._drop_oldest_of_programs(scope)):
+            if not self._is_full(scope):
+                return
+            drop()
+        if self._is_full(scope):
+            raise PolicyError(
+                f"the vault of personal data is full: {self._most} values, three quarters of one "
+                "session or client"
+            )
+
+    def _is_full(self, scope: str) -> bool:
         most_of_scope = max(1, self._most * 3 // 4)
-        if len(self._stored) >= self._most or self._of_scopes[scope] >= most_of_scope:
-            self.expire()
-            if len(self._stored) >= self._most or self._of_scopes[scope] >= most_of_scope:
-                raise PolicyError(
-                    f"the vault of personal data is full: {self._most} values, three quarters of one "
-                    "session or client"
-                )
+        return len(self._stored) >= self._most or self._of_scopes[scope] >= most_of_scope
+
+    def _drop_oldest_of_programs(self, scope: str) -> None:
+        """Erase the older half of the tokens that stand for what programs wrote."""
+        written = [
+            each for each in self._stored.values()
+            if each.scope == scope and not is_linked(each.value.normal)
+        ]  # fmt: skip
+        oldest = written[: (len(written) + 1) // 2]
+        self._delete(oldest)
+        self._drop(oldest)
 
     def _free_token(self, scope: str, kind: str, normal: str) -> str:
         key, attempt = self.subkey("tokens"), 0

@@ -9,6 +9,7 @@ import pytest
 
 from cellwright import PolicyError, Privacy, PrivacyRules, RegistryError, ValueFile, ValueVault
 from cellwright.harness.privacy.known_values import KnownValue
+from cellwright.harness.privacy.naming import CallNaming, WrittenValues
 
 KEY = "0123456789abcdef" * 4
 TEXT = "ann@example.org and bob@example.org"
@@ -62,6 +63,18 @@ def test_a_full_vault_withholds_rather_than_passes_on() -> None:
     assert "pii_email" in scope.text("ann@example.org")
     with pytest.raises(WithheldError, match="full"):
         scope.text("bob@example.org")
+
+
+def test_tokens_of_calls_make_room_for_values_of_the_host() -> None:
+    """Each call into which a program writes a value makes new tokens: they must not fill the vault."""
+    scope = Privacy(vault=ValueVault(most=40)).scope()
+    first = scope.text("ann@example.org")
+    naming = CallNaming(lambda: WrittenValues(True, frozenset()))
+    for _ in range(200):
+        token = scope.text("bob@example.org", naming)
+        assert scope.value(token) == "bob@example.org"
+    assert scope.value(first) == "ann@example.org"
+    assert scope.text("cid@example.org").startswith("pii_email_")
 
 
 def test_a_file_keeps_values_encrypted_for_the_next_process(tmp_path: Path) -> None:
