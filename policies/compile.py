@@ -111,8 +111,8 @@ def compile_policy(
         groups=groups,
         refusals=_refusals(table, groups) if listened else {},
         answers=_by_call(table, answers) if listened else {},
-        watched=_numbered(table, {call: call for call in table.watched})
-        if listened and policy.filesystem.watch
+        watched=_numbered(table, {call: call for call in _watched(policy, table)})
+        if listened
         else {},
         measured=_numbered(table, {call: call for call in table.measured}) if listened else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
@@ -382,8 +382,14 @@ def _answers_to_locks(table: SyscallTable, *, is_heard: bool, is_alone: bool) ->
 def _listened(policy: Policy, table: SyscallTable, runs: CellLanguage) -> Listened:
     interpreters = LANGUAGES[runs.language].quiet if runs.language in LANGUAGES else ()
     quiet = (*table.quiet, *interpreters)
-    watched = table.watched if policy.filesystem.watch else ()
-    return Listened(quiet, (*watched, *table.measured))
+    return Listened(quiet, (*_watched(policy, table), *table.measured))
+
+
+def _watched(policy: Policy, table: SyscallTable) -> tuple[str, ...]:
+    """Return the calls whose attempts are recorded although the filter allows them: those that name a
+    path, and with network rules connect(2), which the kernel refuses for addresses without a name."""
+    opens = table.watched if policy.filesystem.watch else ()
+    return (*opens, "connect") if policy.network.allow else opens
 
 
 def _hand_over(descriptor: int) -> Rule:

@@ -15,7 +15,8 @@ TEXTS = {
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     ),
     "/etc/group": "root:x:0:\ncell:x:1000:\nnogroup:x:65534:\n",
-    "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost\n",
+    "/etc/host.conf": "multi on\n",  # localhost is two addresses
+    "/etc/hosts": "127.0.0.1 localhost cell\n::1 localhost ip6-localhost ip6-loopback\n",
     "/etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
 # The host's own directories of programs and their data: no process has pipes or Unix sockets there.

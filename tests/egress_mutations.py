@@ -42,6 +42,8 @@ EGRESS = (
     _is("names of each cell", _ADDRESSES,
         replace(f"{_EGRESS}/addresses.py", "SyntheticAddresses.address_of", "self._share.has_room()", "True")),
     # connections
+    _is("record of a connection to an address", _escape("an_address_that_is_no_name_of_ours_has_no_route"),
+        replace("runner/watching/listener.py", "Listener._hear_of_connect", "evidence.leads_outside(words[1])", "False")),
     _is("port that the name's rules do not have", _escape("each_name_has_its_own_ports"),
         replace(_CELL, "ServedCell._admit", "verdict.is_allowed", "True")),
     _is("addresses of an allowed name", _escape("a_private_address_needs_a_rule_that_names_it"),

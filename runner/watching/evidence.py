@@ -109,6 +109,21 @@ def sockaddr(thread: int, address: int, length: int) -> str:
     return _family(0, family)
 
 
+def leads_outside(address: str) -> bool:
+    """Tell whether a socket address, in words, is one to which a cell with network rules has no route:
+    its own are loopback and those that stand for names."""
+    import ipaddress  # slow to import, and few cells have network rules
+
+    from ..egress.addresses import NETWORK
+
+    try:
+        host = ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:  # no address of IP
+        return False
+    host = getattr(host, "ipv4_mapped", None) or host
+    return not (host.is_loopback or host.is_unspecified or host in NETWORK)
+
+
 def _printable(data: bytes) -> str:
     return ascii(data.decode("utf-8", "surrogateescape"))[1:-1]
 

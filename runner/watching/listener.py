@@ -62,7 +62,9 @@ class Listener:
         notification = notifications.receive(self._descriptor)
         if notification is None:
             return
-        if notification.number in self._watched:
+        if (call := self._watched.get(notification.number)) == "connect":
+            self._hear_of_connect(notification)
+        elif call:
             self._hear_of_open(notification)
         elif notification.number in self._measured:
             self._opens += 1
@@ -101,6 +103,13 @@ class Listener:
         elif not self._is_of_machine(notification, attempt):
             self._look_at_open(notification, attempt)
             self._let_go_on(notification)
+
+    def _hear_of_connect(self, notification: Notification) -> None:
+        self._opens += 1
+        words = evidence.describe("connect", notification)
+        if evidence.leads_outside(words[1]):
+            self._note(notification, "connect", words[1:], "network: no rule names an address")
+        self._let_go_on(notification)
 
     def _is_of_machine(self, notification: Notification, attempt: OpenAttempt) -> bool:
         """Answer an open of a file that tells the size of the machine; return whether it was one."""
