@@ -49,6 +49,12 @@ _TRUSTING = (
 
 
 _HOME = re.compile(r"/home/[a-z][a-z0-9_-]{0,31}")
+# Without a memory cgroup RLIMIT_AS is the cap.  Node reserves 10 GiB for an instance of WebAssembly, of
+# which its fetch has one, and the JVM 1.2 GiB for classes and code, unless told otherwise (measured).
+_FOR_LITTLE_ADDRESS_SPACE = {
+    "JAVA_TOOL_OPTIONS": "-XX:CompressedClassSpaceSize=64m -XX:ReservedCodeCacheSize=64m",
+    "NODE_OPTIONS": "--disable-wasm-trap-handler",
+}
 
 
 class CellLanguage(NamedTuple):
@@ -116,7 +122,7 @@ def compile_policy(
         else {},
         measured=_numbered(table, {call: call for call in table.measured}) if listened else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
-        environment=_environment(policy, host, runs),
+        environment=_environment(policy, host, layers, runs),
         python_path=policy.python.path,
         preload=policy.python.preload,
         loopback=has_sockets(policy),
@@ -148,8 +154,12 @@ def _binds(policy: Policy, host: Host) -> tuple[Bind, ...]:
     return tuple(sorted(binds, key=attrgetter("path")))
 
 
-def _environment(policy: Policy, host: Host, runs: CellLanguage) -> dict[str, str]:
+def _environment(
+    policy: Policy, host: Host, layers: tuple[str, ...], runs: CellLanguage
+) -> dict[str, str]:
     variables = _ENVIRONMENT | _for_libraries(policy)
+    if "rlimit_as" in layers and (policy.processes.subprocesses or runs.language != PYTHON):
+        variables |= _FOR_LITTLE_ADDRESS_SPACE
     if policy.network.allow and host.certificates:
         variables |= dict.fromkeys(_TRUSTING, CERTIFICATES)
     if policy.processes.subprocesses:  # `python3` is the sandbox's, and imports its packages

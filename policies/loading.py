@@ -19,6 +19,7 @@ from .tools import ToolRule
 _PROFILES = Path(__file__).parent / "profiles"
 _DOCUMENT = "policies/README.md lists every field"
 _DEEPEST = 8
+_MORE = "+"  # first in a list: what follows is added to the list of the parent
 _NOT_A_TABLE = re.compile(r"Expected `object`.*`\$\.([\w.]+)\[")
 _TABLES = {
     "network.allow": 'write a table for each host: [[network.allow]], then host = "api.example.org"',
@@ -90,17 +91,27 @@ def _over_parent(
 ) -> dict[str, Any]:
     parent = data.pop("extends", None)
     if parent is None:
-        return data
+        return _tables({}, data)
     if not isinstance(parent, str):
         raise PolicyError(
             f"{_place(where, '`$.extends`')}: extends: must be a name, got {parent!r}"
         )
     base = _merged(parent, below, beside)
+    return _tables(base, data)
+
+
+def _tables(base: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     return {**base, **{key: _over(base.get(key), value) for key, value in data.items()}}
 
 
 def _over(base: object, value: object) -> object:
-    return {**base, **value} if isinstance(base, dict) and isinstance(value, dict) else value
+    """Return `value` over `base`: tables are merged, and a list that begins with "+" adds to the
+    other."""
+    if isinstance(value, dict):
+        return _tables(base if isinstance(base, dict) else {}, value)
+    if isinstance(value, list) and value[:1] == [_MORE]:
+        return [*(base if isinstance(base, list) else ()), *value[1:]]
+    return value
 
 
 def _path(name: str, beside: Path | None = None) -> Path:

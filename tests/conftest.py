@@ -117,6 +117,13 @@ def _pyright() -> bool:
 NODE_MODULES = Path(sys.prefix, "node", "node_modules")  # scripts/setup installed it there
 INSPECTOR = NODE_MODULES / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 
+# Programs that tests run.
+_PROGRAMS = (
+    "awk", "bash", "busybox", "bwrap", "cc", "chromium", "chrt", "crun", "curl", "df", "fish",
+    "free", "gcc", "getent", "gpg", "groff", "id", "ionice", "ipcs", "java", "lscpu", "make",
+    "mandoc", "mount", "php", "node", "openssl", "ps", "python3", "ruby", "runc", "runsc", "script",
+    "setpriv", "sync", "timeout", "tmux", "uptime", "vmstat", "which", "zsh",
+)  # fmt: skip
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
@@ -130,20 +137,12 @@ _NEEDS = {
     "v1_memory": Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists,
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
-    "node": lambda: shutil.which("node") is not None,
     "newer_node": lambda: bool(newer_node()),
     "inspector": lambda: bool(newer_node()) and INSPECTOR.is_file(),
     "tsc": (NODE_MODULES / "typescript" / "bin" / "tsc").is_file,
     "pyright": _pyright,
-    "ruby": lambda: shutil.which("ruby") is not None,
     "monty": lambda: importlib.util.find_spec("pydantic_monty") is not None,
-    "gcc": lambda: shutil.which("gcc") is not None,
-    "bwrap": lambda: shutil.which("bwrap") is not None,
-    "runc": lambda: shutil.which("runc") is not None,
-    "runsc": lambda: shutil.which("runsc") is not None,
     "krun": lambda: shutil.which("krun") is not None and os.access("/dev/kvm", os.W_OK),
-    "crun": lambda: shutil.which("crun") is not None,
-    "busybox": lambda: shutil.which("busybox") is not None,
     "apparmor": _apparmor,
     "stdlib_tests": (Path(sysconfig.get_path("stdlib")) / "test" / "test_json").is_dir,
     "systemd_analyze": lambda: shutil.which("systemd-analyze") is not None,
@@ -151,22 +150,13 @@ _NEEDS = {
     "model": lambda: MODEL is not None,
     "frameworks": (ROOT / ".frameworks" / "stamp").is_file,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
-    "curl": lambda: shutil.which("curl") is not None,
     "gunicorn": lambda: importlib.util.find_spec("gunicorn") is not None,
     "nginx": lambda: (
         shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
     ),
-    "php": lambda: shutil.which("php") is not None,
-    "openssl": lambda: shutil.which("openssl") is not None,
-    "chromium": lambda: shutil.which("chromium") is not None,
     "bash_completion": Path("/usr/share/bash-completion/bash_completion").is_file,
-    "fish": lambda: shutil.which("fish") is not None,
-    "zsh": lambda: shutil.which("zsh") is not None,
-    "mandoc": lambda: shutil.which("mandoc") is not None,
-    "groff": lambda: shutil.which("groff") is not None,
-    "tmux": lambda: shutil.which("tmux") is not None,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
-}
+} | {name: functools.partial(shutil.which, name) for name in _PROGRAMS}
 
 
 def pytest_configure(config: pytest.Config) -> None:

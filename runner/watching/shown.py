@@ -33,6 +33,7 @@ _VARIANTS = frozenset(
     ["tls", "x86_64", "haswell", "xeon_phi", "avx512_1", "aarch64", "atomics", "i686"]
 )
 _GETPATHS = ("pyvenv.cfg", "pybuilddir.txt")
+_SYSTEM = ("/etc/", "/lib/", "/lib64/", "/usr/", "/var/")
 _NOT_PERMITTED = "host permissions: cells of root run as an id that owns nothing there"
 _PASS = 1  # the mode bit that lets one pass a directory
 _CHANGE = 3  # those that let one make a name in a directory
@@ -69,7 +70,8 @@ class Shown:
         """Return why an open of the absolute `path` leads nowhere; "" if it may lead somewhere."""
         path = os.path.normpath(path)
         if not self._is_shown(path):
-            return "" if self._is_looked_for(path) else "mount_ns: not shown"
+            is_harmless = self._is_looked_for(path) or _is_nowhere(path, flags)
+            return "" if is_harmless else "mount_ns: not shown"
         if flags & _WRITES and not self._is_writable(path):
             return "landlock: not writable"
         return _NOT_PERMITTED if self._host and self._host.refuse(path, flags) else ""
@@ -148,6 +150,14 @@ class _HostPermissions:
     def _may(self, status: os.stat_result, wanted: int) -> bool:
         shift = 6 if status.st_uid == self._id else 3 if status.st_gid == self._id else 0
         return not wanted & ~(status.st_mode >> shift)
+
+
+def _is_nowhere(path: str, flags: int) -> bool:
+    """Tell whether programs look for a file of the system that the host has as little as the cell.
+
+    Elsewhere an attempt counts in any case: so nobody learns whether a file of a user exists.
+    """
+    return path.startswith(_SYSTEM) and not flags & _WRITES and not os.path.lexists(path)
 
 
 def _mounts(boot: Boot) -> dict[str, bool]:

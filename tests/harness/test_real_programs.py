@@ -1,11 +1,12 @@
 """Programs of the distribution, unmodified, in a cell of the profile `workshop`."""
 
-import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cellwright import Sandbox
+from tests.conftest import OPTIONAL, policy_named
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -43,7 +44,7 @@ PROGRAMS = {
     "names of ids": ("id", "id -un root; id -un 65534", "nobody"),
     "tmux": (
         "tmux",
-        "TERM=xterm tmux new-session -d 'echo in tmux >out; tmux wait-for -S done'; tmux wait-for done; cat out",
+        "TERM=xterm tmux new-session -d 'echo in tmux >out; exec sleep 60'; until grep -q tmux out; do :; done; tmux kill-server; cat out",
         "in tmux",
     ),
     "gpg makes a key": (
@@ -54,12 +55,21 @@ PROGRAMS = {
     "semaphores of System V": ("ipcs", "ipcmk -S 3 >/dev/null && ipcs -s | grep -c '^0x'", "1"),
 }  # fmt: skip
 
+# An instance with a memory of one page.
+WEBASSEMBLY = (
+    "node -e 'WebAssembly.instantiate(new Uint8Array([0,97,115,109,1,0,0,0,5,3,1,0,1]))"
+    ".then(() => console.log(1), error => console.log(String(error)))'"
+)
 
-@pytest.mark.parametrize(("program", "script", "last"), PROGRAMS.values(), ids=PROGRAMS)
-def test_a_program_runs_as_on_the_host(
-    workshop: Sandbox, program: str, script: str, last: str
-) -> None:
-    assert shutil.which(program), f"install {program}"
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        pytest.param(script, last, id=name, marks=pytest.mark.needs(program))
+        for name, (program, script, last) in PROGRAMS.items()
+    ],
+)
+def test_a_program_runs_as_on_the_host(workshop: Sandbox, script: str, last: str) -> None:
     result = workshop.execute(script, "bash")
     assert result.stdout.splitlines()[-1:] == [last], (result.stderr, result.violations)
     assert result.exit_code == 0
@@ -116,3 +126,42 @@ def test_a_hidden_system_file_is_not_shown(tmp_path: Path) -> None:
         result = box.execute("ls /etc/alternatives /usr/include | head -1", "bash")
     assert "/etc/alternatives" in result.stderr
     assert "/usr/include" in result.stdout
+
+
+def test_files_that_nobody_has_are_no_violations(strict: Sandbox) -> None:
+    """Test suites look for thousands; a file of a user counts, whether it exists or not."""
+    code = """
+for path in ["/etc/missing.conf", "/root/missing.conf"] * 5:
+    try: open(path)
+    except OSError: pass
+"""
+    (seen,) = strict.execute(code).violations
+    assert (seen.arguments[0], seen.count) == ("'/root/missing.conf'", 5)
+    assert (
+        strict.execute(
+            "for n in range(10_010):\n    try: open('/etc/missing.conf')\n    except OSError: pass\n1"
+        ).value
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        pytest.param(WEBASSEMBLY, "1", marks=pytest.mark.needs("node")),
+        pytest.param(
+            "java -version 2>&1 | grep -c '^OpenJDK Runtime'", "1", marks=pytest.mark.needs("java")
+        ),
+    ],
+    ids=["WebAssembly", "JVM"],
+)
+def test_runtimes_that_reserve_much_run_without_a_memory_cgroup(script: str, last: str) -> None:
+    policy = msgspec.structs.replace(
+        policy_named("workshop"),
+        optional_layers=(*OPTIONAL, "cgroup_memory", "cgroup_cpu", "cgroup_pids"),
+    )
+    with Sandbox(policy=policy, cgroup_root="/nonexistent", pool=0) as box:
+        assert "rlimit_as" in box.layers
+        assert box.execute(script, "bash").stdout.strip() == last
+        undone = box.execute(f"unset NODE_OPTIONS JAVA_TOOL_OPTIONS; {script}", "bash")
+        assert undone.stdout.strip() != last

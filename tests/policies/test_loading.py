@@ -23,6 +23,16 @@ def test_what_extends_says_only_what_differs(tmp_path: Path) -> None:
     assert policy.filesystem.system_files
 
 
+def test_a_list_that_begins_with_plus_adds_to_the_list_of_the_parent(tmp_path: Path) -> None:
+    standard = load_policy("standard").processes.execute
+    lists = '[processes]\nexecute = ["+", "/opt/tools"]\n[filesystem]\nread = ["+", "/opt/data"]\n'
+    policy = load_policy(written(tmp_path, f'extends = "standard"\n{lists}'))
+    assert policy.processes.execute == (*standard, "/opt/tools")
+    assert policy.filesystem.read == ("/opt/data",)
+    alone = load_policy(written(tmp_path, '[filesystem]\nread = ["+", "/opt/data"]\n'))
+    assert alone.filesystem.read == ("/opt/data",)
+
+
 def test_a_file_beside_it_may_be_extended(tmp_path: Path) -> None:
     written(tmp_path, 'extends = "strict"\n[limits]\nprocesses = 7\n', "base.toml")
     policy = load_policy(written(tmp_path, 'extends = "base.toml"\n[limits]\nopen_files = 99\n'))

@@ -28,7 +28,10 @@ OUTSIDE, READ_ONLY, FINE = "mount_ns: not shown", "landlock: not writable", ""
 JUDGED = {
     "/etc/shadow": (READ, OUTSIDE),
     "/etc/passwd": (READ, FINE),
-    "/etc/passwd ": (READ, OUTSIDE),
+    "/etc/passwd ": (READ, FINE),  # the host does not have it either
+    "/etc/passwd  ": (WRITE, OUTSIDE),
+    "/root/passwd ": (READ, OUTSIDE),
+    "/usr/share": (READ, OUTSIDE),
     "/workspace/a": (WRITE, FINE),
     "/workspace": (READ, FINE),
     "/workspace/../etc/shadow": (READ, OUTSIDE),
