@@ -219,8 +219,8 @@ def _rlimits(policy: Policy, layers: tuple[str, ...], language: str) -> tuple[tu
         ("CORE", 1),
         ("CPU", int(limits.cpu_seconds) + 1),
         ("FSIZE", limits.workspace_bytes),
-        # 8 MiB is Linux' default since 5.16 (gpg); the memory cgroup is charged for what is locked.
-        ("MEMLOCK", 8 * MIB if policy.processes.subprocesses else 0),
+        # gpg and OpenSSL lock some KiB of secrets; the memory cgroup is charged for what is locked.
+        ("MEMLOCK", MIB if policy.processes.subprocesses else 0),
         ("MSGQUEUE", 0),
         ("NICE", 0),
         ("RTPRIO", 0),
@@ -421,7 +421,7 @@ def _given_by_filter(
     """Yield the answers that a filter without a listener gives: a call with forms that are allowed is
     refused with EPERM in its others."""
     for each in answers:
-        if each.errno == 0 or each.rule.call in table.refused:
+        if (each.errno == 0 and not each.at_most) or each.rule.call in table.refused:
             yield each.rule, each.errno
 
 

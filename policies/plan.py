@@ -47,10 +47,16 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """The errno that a call gets in place of being made, if the rule holds; 0 is success."""
+    """The errno that a call gets in place of being made, if the rule holds; 0 is success.
+
+    `at_most`: the largest values of the numbers of 64 bits that argument `pointer` points to; with
+    larger ones the answer does not hold.
+    """
 
     rule: Rule
     errno: int
+    pointer: int = -1
+    at_most: tuple[int, ...] = ()
 
 
 class PathRule(_Data, frozen=True):

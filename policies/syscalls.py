@@ -31,7 +31,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
     """syscalls.toml, parsed."""
 
     groups: dict[str, tuple[Rule, ...]]
-    ignored: dict[str, tuple[Rule, ...]]  # by group: calls that succeed and are not made
+    ignored: dict[str, tuple[CallAnswer, ...]]  # by group: calls that succeed and are not made
     init: tuple[Rule, ...]
     locks: dict[str, tuple[Rule, ...]]  # by kind of lock: "record", "whole", "open_file"
     refused: dict[str, str]
@@ -46,7 +46,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
 
     def answers_of(self, groups: tuple[str, ...]) -> tuple[CallAnswer, ...]:
         """Return the answers to calls that the rules of `groups` do not allow."""
-        ignored = (CallAnswer(rule, 0) for group in groups for rule in self.ignored[group])
+        ignored = (each for group in groups for each in self.ignored[group])
         return (*ignored, *self.answers)
 
     def rules(self, groups: tuple[str, ...]) -> tuple[Rule, ...]:
@@ -64,14 +64,15 @@ class SyscallTable(msgspec.Struct, frozen=True):
             for rule in rules
             if allowed.get(rule.call, True)  # () where every form is allowed
         }
-        ignored = {rule.call: _NO_FORM for rules in self.ignored.values() for rule in rules}
+        ignored = {each.rule.call: _NO_FORM for some in self.ignored.values() for each in some}
         return ignored | reasons | self.refused
 
     def beyond(self, groups: tuple[str, ...]) -> Iterator[tuple[str, Rule]]:
         """Yield the rules of all other groups, each with its group."""
         for name, rules in self.groups.items():
             if name not in groups:
-                yield from ((name, rule) for rule in (*rules, *self.ignored[name]))
+                ignored = (each.rule for each in self.ignored[name])
+                yield from ((name, rule) for rule in (*rules, *ignored))
 
 
 def settings_of(group: str, granted: Sequence[str] = ()) -> tuple[str, ...]:
@@ -123,7 +124,7 @@ def syscall_table() -> SyscallTable:
     return SyscallTable(
         groups={name: _rules(group) for name, group in data["groups"].items()},
         ignored={
-            name: _conditional(group.get("ignored", ())) for name, group in data["groups"].items()
+            name: _successes(group.get("ignored", ())) for name, group in data["groups"].items()
         },
         init=_rules(data["init"]),
         locks={
@@ -148,6 +149,19 @@ def _spelled_out(reason: str, refused: dict[str, str]) -> str:
 def _rules(group: dict[str, Any]) -> tuple[Rule, ...]:
     plain = (Rule(call) for call in group.get("calls", {}))
     return (*plain, *_conditional(group.get("conditional", ())))
+
+
+def _successes(entries: Sequence[dict[str, Any]]) -> tuple[CallAnswer, ...]:
+    return tuple(
+        CallAnswer(
+            rule,
+            0,
+            pointer=entry.get("at_most", {}).get("argument", -1),
+            at_most=tuple(entry.get("at_most", {}).get("values", ())),
+        )
+        for entry in entries
+        for rule in _conditional([entry])
+    )
 
 
 def _conditional(entries: Sequence[dict[str, Any]]) -> tuple[Rule, ...]:

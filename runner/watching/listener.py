@@ -8,16 +8,19 @@ that does it a great many times is slowed down instead.
 """
 
 import errno
+import operator
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...policies.plan import Plan
+from ...policies.plan import CallAnswer, Plan
 from ..cgroups.tree import Cgroup
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..result import SEVERAL, Violation
 from . import evidence
 from .evidence import OpenAttempt
+from .guest_memory import bytes_at
 from .locks import Locks
 from .shown import Shown
 
@@ -145,7 +148,7 @@ class Listener:
         """Give the answer that the plan has for the call, and record it unless it is success."""
         number = notification.number
         answers = self._answers.get(number, ())
-        fit = (each.errno for each in answers if each.rule.holds(notification.arguments))
+        fit = (each.errno for each in answers if _holds(each, notification))
         answer = next(fit, errno.EPERM)
         if answer == 0:
             self._opens += 1  # a flood of these is slowed down, as that of opens is
@@ -179,3 +182,18 @@ class Listener:
             who = evidence.who(notification.thread) if self._has_room else SEVERAL
             self._noted.setdefault(key, Violation(call, key[1], rule, who))
         self._counts[key] = self._counts.get(key, 0) + 1
+
+
+def _holds(answer: CallAnswer, notification: Notification) -> bool:
+    """Tell whether the answer is for this call.
+
+    A guest that changes the numbers meanwhile gains nothing: the call is not made.
+    """
+    if not answer.rule.holds(notification.arguments):
+        return False
+    if not answer.at_most:
+        return True
+    size = 8 * len(answer.at_most)
+    data = bytes_at(notification.thread, notification.arguments[answer.pointer], size)
+    numbers = struct.unpack(f"={len(data) // 8}Q", data[: len(data) // 8 * 8])
+    return len(data) == size and all(map(operator.le, numbers, answer.at_most))

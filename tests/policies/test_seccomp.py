@@ -140,8 +140,8 @@ def expected(name: str, call: str, arguments: tuple[int, ...]) -> int:
             if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
                 return ERRNO | (0 if kind == "record" and name in ALONE else number)
     for group in GROUPS[name]:
-        for rule in TABLE.ignored[group]:
-            if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
+        for each in TABLE.ignored[group]:
+            if each.rule.call == call and each.rule.holds(arguments) and not each.at_most:
                 return ERRNO
     for rule in rules:
         if rule.call == call and all(holds(each, arguments) for each in rule.conditions):
@@ -160,7 +160,7 @@ CALLS = {
     for call in {
         *(rule.call for group in TABLE.groups.values() for rule in group),
         *(rule.call for kind in TABLE.locks.values() for rule in kind),
-        *(rule.call for rules in TABLE.ignored.values() for rule in rules),
+        *(each.rule.call for some in TABLE.ignored.values() for each in some),
         *TABLE.refused, *TABLE.unknown, *(rule.call for rule in TABLE.init),
     }
     if number_of(call) >= 0
@@ -650,7 +650,6 @@ NOTHING_CHANGES = {
     "to the own id": ("setuid", (ID,)),
     "by posix_spawn with RESETIDS": ("setresuid", (KEEP, ID, KEEP)),
     "all ids": ("setresgid", (ID, ID, ID)),
-    "no core": ("prlimit64", (0, 4, 0x7000, 0)),
     "not dumpable": ("prctl", (4, 0)),
     "an empty ambient set": ("prctl", (47, 4)),
     "to disk": ("sync", ()),
