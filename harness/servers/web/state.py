@@ -26,7 +26,7 @@ class WebLimits(NamedTuple):
     access: AccessLimits = AccessLimits()
 
     runs_of_one: int = 10_000  # that are recorded
-    run_bytes_of_one: int = 256 * MIB
+    run_bytes_of_one: int = 48 * MIB
 
     @property
     def executions(self) -> ClientQuota:
