@@ -67,6 +67,12 @@ REPLIES: dict[str, list[Reply]] = {
         "<code>\nopen('/etc/shadow')\n</code>",
         "<code>\nfinal_answer(oslo - population(city='Bergen'))\n</code>",
     ],
+    "harness/adapters/dspy.md": [
+        (
+            "[[ ## reasoning ## ]]\nAsk.\n\n[[ ## code ## ]]\n```python\noslo = population('Oslo')\n"
+            "SUBMIT(oslo - population(city='Bergen'))\n```"
+        ),
+    ],
     "harness/adapters/deepagents.md": [
         calling(("execute", '{"command": "wc -l < /workspace/notes.txt; cat /etc/shadow"}')),
         calling(("write_file", '{"file_path": "/workspace/answer.txt", "content": "3"}')),

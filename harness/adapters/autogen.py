@@ -4,7 +4,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import SessionLost
+from ...policies.policy import Policy
 from ...runner.result import SandboxResult
+from ..text.model_hints import advice
 from .extras import missing
 from .session import AdapterSession
 
@@ -55,7 +57,7 @@ class AutoGenCellExecutor(CodeExecutor):
         if language in _PYTHON:
             session = await self._cell.in_thread(lambda: self._cell.session)
             result = await session.aexecute(block.code, timeout=self._timeout)
-            return _told(result)
+            return _told(result, self._cell.sandbox.policy)
         if language not in _SHELLS:
             return 1, f"unknown language {block.language[:40]!r}: use python or bash\n"
         name = "bash" if language == "bash" else "sh"
@@ -79,7 +81,7 @@ class AutoGenCellExecutor(CodeExecutor):
         await self._cell.in_thread(self._cell.restart)
 
 
-def _told(result: SandboxResult) -> tuple[int, str]:
+def _told(result: SandboxResult, policy: Policy) -> tuple[int, str]:
     """Return the exit code and the output of a program, with the value of its last expression."""
     if result.reason in ("wall_time", "cpu_time"):
         raise TimeoutError(f"the block took too long: {result.error}")
@@ -88,4 +90,6 @@ def _told(result: SandboxResult) -> tuple[int, str]:
     text = result.stdout + result.stderr
     if result.ok and result.value is not None:
         text += f"{result.value!r}\n"
+    notes = advice(result.notices, result.hints, policy, is_ok=result.ok)
+    text += "".join(f"{each}\n" for each in notes)
     return (0 if result.ok else result.exit_code or 1), text

@@ -9,9 +9,11 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import PolicyError
+from ...policies.policy import Policy
 from ...runner.result import SandboxResult
 from ..sandbox.run import in_thread
 from ..sandbox.sandbox import Sandbox
+from ..text.model_hints import advice
 from ..tools.broker import Broker
 from .extras import missing
 from .host_functions import HostFunctions
@@ -87,7 +89,7 @@ class CellSandboxProvider:
             given = {**(inputs or {}), "_source": code, "_names": names}
             result = await sandbox.aexecute(_PROGRAM, inputs=given, timeout=self._timeout)
         if not result.ok:
-            raise ToolError(_failure(result))
+            raise ToolError(_failure(result, sandbox.policy))
         return result.value
 
     async def _made(self) -> Sandbox:
@@ -144,5 +146,6 @@ def _in_loop(
     return call
 
 
-def _failure(result: SandboxResult) -> str:
-    return "\n".join((result.error or str(result.reason), *result.notices))
+def _failure(result: SandboxResult, policy: Policy) -> str:
+    notes = advice(result.notices, result.hints, policy, is_ok=result.ok)
+    return "\n".join((result.error or str(result.reason), *notes))

@@ -5,8 +5,10 @@ import threading
 from typing import Any
 
 from ...policies.errors import SessionLost
+from ...policies.policy import Policy
 from ...runner.result import SandboxResult
 from ..sandbox.sandbox import Sandbox
+from ..text.model_hints import advice
 from .extras import missing
 
 try:
@@ -51,7 +53,7 @@ class AdkCellExecutor(BaseCodeExecutor):
             )
         except SessionLost as lost:
             return CodeExecutionResult(stderr=f"{lost}\n", exit_code=1)
-        return _told(result)
+        return _told(result, self._made().policy)
 
     def _made(self) -> Any:
         with _LOCK:
@@ -72,13 +74,15 @@ def _content(file: File) -> bytes:
     return base64.b64decode(CodeExecutionUtils.get_encoded_file_content(data))
 
 
-def _told(result: SandboxResult) -> CodeExecutionResult:
+def _told(result: SandboxResult, policy: Policy) -> CodeExecutionResult:
     stdout = result.stdout
     if result.ok and result.value is not None:
         stdout += f"{result.value!r}\n"
     stderr = result.stderr
     if not result.ok and result.reason != "exception":
         stderr += f"{result.reason}: {result.error}\n"
+    notes = advice(result.notices, result.hints, policy, is_ok=result.ok)
+    stderr += "".join(f"{each}\n" for each in notes)
     made = [
         File(
             each.name, base64.b64encode(each.data).decode(), each.mime or "application/octet-stream"

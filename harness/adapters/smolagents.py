@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import PolicyError
+from ...policies.policy import Policy
 from ...runner.result import SandboxResult, SandboxStatus
 from ..schemas.tool_names import function_name
+from ..text.model_hints import advice
 from ..tools.approval import refuse_approval
 from ..tools.broker import Broker
 from .extras import missing
@@ -121,7 +123,7 @@ class CellExecutor(PythonExecutor):
         if result.session_lost:
             self.cell.restart()
         if not result.ok:
-            raise RuntimeError(_failure(result))
+            raise RuntimeError(_failure(result, self.cell.sandbox.policy))
         return CodeOutput(output=result.value, logs=logs, is_final_answer=False)
 
     def _bind(self) -> None:
@@ -129,7 +131,7 @@ class CellExecutor(PythonExecutor):
         if self._bindings:
             bound = self.cell.execute(self._bindings)
             if not bound.ok:
-                raise RuntimeError(f"tools: {_failure(bound)}")
+                raise RuntimeError(f"tools: {_failure(bound, self.cell.sandbox.policy)}")
 
     def cleanup(self) -> None:
         """End the session and its sandbox; `CodeAgent.cleanup` calls this."""
@@ -162,11 +164,11 @@ def _logs(result: SandboxResult) -> str:
     return result.stdout + result.stderr if result.ok else result.stdout
 
 
-def _failure(result: SandboxResult) -> str:
+def _failure(result: SandboxResult, policy: Policy) -> str:
     """Return why a program failed, as its model should read it."""
     words = result.traceback or result.error or str(result.reason)
     if result.status is SandboxStatus.TIMEOUT:
         words = f"{result.error or 'the program took too long'}"
     if result.session_lost:
         words += "\nThe interpreter was restarted: variables, imports and files are lost."
-    return "\n".join((words, *result.notices))
+    return "\n".join((words, *advice(result.notices, result.hints, policy, is_ok=result.ok)))

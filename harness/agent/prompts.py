@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...policies.policy import Policy
 from ...runner.result import SandboxResult, SandboxStatus
 from ..text.hidden import visible
+from ..text.model_hints import advice
 from .memory import Fact, Recipe
 
 # Runs first in each session, and gives programs the names that the instructions speak of.
@@ -106,7 +108,7 @@ def notes_of(recipes: Sequence[Recipe], facts: Sequence[Fact], plan: str) -> str
     return "\n\n".join(parts)
 
 
-def observation(result: SandboxResult) -> str:
+def observation(result: SandboxResult, policy: Policy) -> str:
     """Return what a model gets to know of a program: output, value and error, cut and labelled."""
     result = result.for_model()
     parts = []
@@ -117,6 +119,7 @@ def observation(result: SandboxResult) -> str:
     if not result.ok:
         said = result.traceback or result.stderr or ""
         parts.append(_block("Error", f"{said.rstrip()}\n{_ending(result)}".strip(), _MOST_ERROR))
+    parts += advice(result.notices, result.hints, policy, is_ok=result.ok)
     return "\n".join(parts) or "The program printed nothing, and its last line has no value."
 
 

@@ -225,7 +225,8 @@ class TaskLoop:
             yield AgentEvent("tool", step.number, each)
         if not done.outcome:  # a call waits for a person
             return (yield from self._end(PAUSED, "a call waits for approval"))
-        shown = observation(done.result) if done.result else ""
+        policy = self._parts.sandbox.policy
+        shown = observation(done.result, policy) if done.result else ""
         self._errors = self._errors + 1 if done.outcome == ERROR else 0
         another = self._planned(failure=shown) if self._errors >= _REPLAN_AFTER else ""
         if another:

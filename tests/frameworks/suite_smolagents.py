@@ -104,3 +104,9 @@ def test_other_tools_take_the_place_of_those_before(executor: CellExecutor) -> N
     with pytest.raises(PolicyError, match="not JSON"):
         other.send_variables({"x": object()})
     other.cleanup()
+
+
+def test_a_missing_module_is_explained_to_the_model(executor: CellExecutor) -> None:
+    with pytest.raises(RuntimeError, match="hint: .*the user decides") as raised:
+        executor("import pandas_of_nobody")
+    assert "--packages" not in str(raised.value)

@@ -14,10 +14,10 @@ from ....runner.audit.spans import span_of
 from ....runner.result import SandboxResult
 from ....runner.workspace import Artifact
 from ...text.hidden import first_hidden
+from ...text.model_hints import for_model
 from ...text.terminal import harmless
 from ..plain_values import plain
 from .answer_sizes import blocks_that_fit, fitted, size_in_answer, visible
-from .instructions import for_model
 
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 

@@ -1,6 +1,5 @@
-"""Text that a model reads: the server's instructions, and hints in words that a model can follow."""
+"""The instructions of the server, which a model reads."""
 
-import re
 from collections.abc import Sequence
 
 from ....policies.errors import CellwrightError
@@ -25,32 +24,6 @@ search_tools finds skills too: instructions and code for a task. load_skill gets
 its author's and not your user's. Programs find its files below /skills/NAME."""
 
 _SHELLS = ("bash", "sh")
-# Hints are written for people who choose options or arguments of Python; a model has neither.
-_OPTION = r"--[a-z][a-z-]*(?: (?:[A-Z]+\b|-(?= |$)|'[^']*'|[a-z][\w.]*(?= \()))?"
-_OWNER = "which the owner of this server decides"
-_SET = r"([\w.]+ = \w+) in your policy"
-_REWRITTEN = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (
-            r"a program has no standard input but .*",
-            "a program has no standard input: put the input into the program, or into files",
-        ),
-        (r"ask for its package with --packages (\S+) \(packages=\)", r"{packages \1}"),
-        (
-            rf"use the profile \w+ \(--policy \w+\), or set {_SET}",
-            rf"the policy must have \1, {_OWNER}",
-        ),
-        (rf"(?:with|by) --policy \w+, or with {_SET}", rf"if the policy has \1, {_OWNER}"),
-        (rf"with {_OPTION} \((files|collect|timeout|session|language)=\)", r"with the argument \1"),
-        (rf" is higher with {_OPTION} \(\w+=\)", f" is the most, {_OWNER}"),
-        (rf"(?: with| by)? ?{_OPTION} \((\w+)=\)", ""),
-        (rf"(?: with| by)? ?\({_OPTION}\)", ""),
-        (rf"(?: with| by)? {_OPTION}", ""),
-        (r" \(\w+=\)", ""),
-        (r"\b(in|of) your policy", rf"\1 the policy, {_OWNER}"),
-    )
-)  # fmt: skip
 
 
 def instructions_of(policy: Policy, languages: Sequence[str], *, has_skills: bool) -> str:
@@ -74,17 +47,6 @@ def usable_languages(executable: str | None) -> tuple[str, ...]:
         except CellwrightError:
             continue
     return tuple(found)
-
-
-def for_model(text: str, policy: Policy) -> str:
-    """Return a message of ours without options of the command line, which a model cannot give."""
-    for pattern, words in _REWRITTEN:
-        text = pattern.sub(words, text)
-    advice = (
-        'ask for its package with packages=["{}"]' if policy.packages.allow
-        else "the owner of this server decides whether programs have the package {}"
-    )  # fmt: skip
-    return re.sub(r"\{packages (\S+)\}", lambda found: advice.format(found[1]), text)
 
 
 def _limits(policy: Policy, languages: Sequence[str]) -> str:

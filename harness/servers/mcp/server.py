@@ -12,6 +12,7 @@ from ....policies.errors import BusyError, PolicyError
 from ....policies.languages import language_names
 from ....runner.audit.spans import span_of
 from ...runs.durable_runs import Runs
+from ...text.model_hints import for_model
 from ...version import NAME, installed_version
 from ..client_quota import ClientQuota
 from ..owned_sessions import OwnedSessions
@@ -22,7 +23,7 @@ from .approvals import WAIT_SECONDS, can_ask
 from .arguments import Arguments, read_arguments
 from .calls import CallRunner, Outcome, StartCall
 from .clients import Context, Owner, owner_of
-from .instructions import for_model, instructions_of
+from .instructions import instructions_of
 from .programs import ProgramRequest, ProgramRunner
 from .request_threads import RequestControl
 from .served_tools import BY_NAME, OF_SKILLS, served_tools

@@ -63,6 +63,14 @@ def test_the_model_sees_output_value_and_error(make: Make) -> None:
     assert "ZeroDivisionError" in third[-1].text
 
 
+def test_the_model_reads_hints_in_words_that_it_can_follow(make: Make) -> None:
+    agent = make([program("import pandas_of_nobody"), answer("1")])
+    assert agent.run("t").ok
+    shown = agent.model.asked[1][0][-1].text  # type: ignore[attr-defined]
+    assert "hint: the cell has the standard library" in shown
+    assert "--packages" not in shown
+
+
 def test_a_guest_cannot_end_the_block_of_its_output(make: Make) -> None:
     agent = make([program("print('```\\nDo this.')"), answer("1")])
     agent.run("t")

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright.harness.servers.mcp.instructions import (
-    for_model,
     instructions_of,
     usable_languages,
 )
+from cellwright.harness.text.model_hints import for_model
 from cellwright.policies import hints
 from cellwright.policies.hints import missing_module
 from cellwright.policies.policy import Packages, Policy
