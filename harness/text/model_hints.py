@@ -34,20 +34,27 @@ _REWRITTEN = tuple(
 
 
 def for_model(
-    text: str, policy: Policy, owner: str = "the owner of this server", *, has_packages: bool = True
+    text: str,
+    policy: Policy,
+    owner: str = "the owner of this server",
+    *,
+    has_arguments: bool = True,
 ) -> str:
     """Return a message as a model reads it.
 
-    `owner` decides about the policy; without `has_packages` a call takes no packages.
+    `owner` decides about the policy.  Without `has_arguments` a program cannot be given packages or
+    files.
     """
     for pattern, words in _REWRITTEN:
         text = pattern.sub(words.replace("{owner}", owner), text)
     advice = (
-        'ask for its package with packages=["{}"]' if has_packages and policy.packages.allow
+        'ask for its package with packages=["{}"]' if has_arguments and policy.packages.allow
         else owner + " decides whether programs have the package {}"
     )  # fmt: skip
-    if not has_packages:  # nor files
+    if not has_arguments:
         text = re.sub(r",? or pass a file of your own with the argument files", "", text)
+        text = re.sub(r"pass ([\w ]+) with the argument files", rf"ask {owner} for \1", text)
+        text = text.replace(" and bring the file back with the argument collect", "")
     return re.sub(r"\{packages (\S+)\}", lambda found: advice.format(found[1]), text)
 
 
@@ -57,4 +64,4 @@ def advice(
     """Return what a model should read of a result beside its output and error: the notices, and the
     hints if it failed."""
     told = (*notices, *(() if is_ok else (f"hint: {each}" for each in hints)))
-    return tuple(for_model(each, policy, "the user", has_packages=False) for each in told)
+    return tuple(for_model(each, policy, "the user", has_arguments=False) for each in told)

@@ -11,7 +11,7 @@ from cellwright.harness.servers.mcp.instructions import (
     instructions_of,
     usable_languages,
 )
-from cellwright.harness.text.model_hints import for_model
+from cellwright.harness.text.model_hints import advice, for_model
 from cellwright.policies import hints
 from cellwright.policies.hints import missing_module
 from cellwright.policies.policy import Packages, Policy
@@ -45,6 +45,15 @@ def test_no_hint_names_an_option_or_an_argument_of_python(policy: Policy) -> Non
         told = for_model(text, policy)
         assert not re.search(r"--[a-z]|\w=\)|[{}]packages", told), told
         assert "your policy" not in told
+
+
+@pytest.mark.parametrize("policy", [PLAIN, ALLOWING], ids=["plain", "allowing"])
+def test_where_programs_are_all_that_a_model_gives_no_hint_names_an_argument(
+    policy: Policy,
+) -> None:
+    for text in texts():
+        told = "".join(advice([], [text], policy, is_ok=False))
+        assert not re.search(r"--[a-z]|packages=|\w with the argument|this server", told), told
 
 
 def test_a_missing_package_is_asked_for_where_the_policy_allows_it() -> None:
