@@ -8,7 +8,7 @@ _ESCAPED = re.compile(rb"%([0-9A-F]{2})")
 _PLAIN = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/%-]+")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
 # `/`, and characters of which Windows makes `/` or a backslash in some of its code pages.
-_SEPARATOR = re.compile("[/\\\\\u2044\u2215\u2216\u00a5\u20a9]")
+_SEPARATOR = re.compile("[/\\\\\u2044\u2215\u2216\u29f5\u29f8\u00a5\u20a9]")
 
 
 class PathError(ValueError):
@@ -57,9 +57,11 @@ def _has_dot_segment(path: str) -> bool:
 
 
 def _folded(text: str) -> str:
+    """Return `text` by NFKC, with the full stop that is a dot in names, without invisible characters."""
     import unicodedata  # few paths are not ASCII
 
-    return unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", text).replace("\u3002", ".")
+    return "".join(each for each in text if unicodedata.category(each) != "Cf")
 
 
 def _decoded(path: str, digits: str) -> str:
