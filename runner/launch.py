@@ -220,7 +220,8 @@ class Launch:
         plan = self.plan
         if not (plan.network and plan.network.certificates):
             return {}
-        if lies_in(CERTIFICATES, tuple(bind.path for bind in plan.binds)):
+        system = {each.path for each in self._system_files}
+        if lies_in(CERTIFICATES, tuple({bind.path for bind in plan.binds} - system)):
             return {}  # the policy shows its own
         return {CERTIFICATES: leads(plan.network.certificates)}
 
