@@ -9,8 +9,8 @@ from .errors import PolicyError
 
 # Kinds that detectors find by form, checked where the kind has a check.
 KINDS = (
-    "email", "phone", "iban", "card", "ssn", "nino", "nhs", "taxid", "nir", "dni", "fiscal", "pesel", "cpf",
-    "aadhaar", "sin", "personnummer", "ip", "mac", "login", "secret",
+    "email", "phone", "iban", "card", "ssn", "nino", "nhs", "taxid", "nir", "dni", "fiscal", "pesel",
+    "cpf", "aadhaar", "sin", "personnummer", "ip", "mac", "login", "secret",
 )  # fmt: skip
 _KIND = re.compile(r"[a-z][a-z0-9]{1,15}")
 _REGION = re.compile(r"[A-Z]{2}")
