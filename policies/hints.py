@@ -96,7 +96,7 @@ _LOOPBACK = (
     "network.loopback = true in your policy"
 )
 _UNIX_SOCKETS = (
-    "beside directories of the host programs make no Unix sockets, which would reach the host's too: set "
+    "beside directories of the host programs make no Unix sockets, which would reach the host's: set "
     'syscalls.groups = ["unix_sockets"] in your policy if they may'
 )
 _CELLS_OWN = (

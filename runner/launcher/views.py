@@ -16,6 +16,7 @@ import os
 import stat
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from ...policies.denied import Denied
@@ -253,19 +254,12 @@ def cover_pipes(root: int, path: str) -> None:
     while waiting and looked_at < _MOST_LOOKED_AT:
         above = waiting.popleft()
         try:
-            directory = files.open_within(root, os.fsencode(above.lstrip("/")), _LISTED)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            found = _listed(root, above, _MOST_LOOKED_AT - looked_at)
+        except OSError:  # gone, closed to us and so to cells, or a file system that does not answer
             continue
-        try:
-            with os.scandir(directory) as entries:
-                found = list(entries)
-            waiting.extend(
-                f"{above}/{each.name}" for each in found if each.is_dir(follow_symlinks=False)
-            )
-            pipes = [f"{above}/{each.name}" for each in found if _is_pipe(each)]
-        finally:
-            os.close(directory)
         looked_at += len(found)
+        waiting.extend(f"{above}/{name}" for name, mode in found if stat.S_ISDIR(mode))
+        pipes = [f"{above}/{name}" for name, mode in found if stat.S_ISFIFO(mode)]
         covered += len(pipes)
         if covered > _MOST_PIPES:
             raise ViewError(f"{path} has more than {_MOST_PIPES} named pipes beneath it")
@@ -274,13 +268,26 @@ def cover_pipes(root: int, path: str) -> None:
                 cover(root, each)
 
 
-def _is_pipe(entry: os.DirEntry[str]) -> bool:
-    if entry.is_file(follow_symlinks=False) or entry.is_symlink():  # most, without a call
-        return False
+def _listed(root: int, path: str, most: int) -> list[tuple[str, int]]:
+    """Return `most` names in a directory of the new root, with the kind of each; 0 of plain files and
+    links, which take no call."""
+    directory = files.open_within(root, os.fsencode(path.lstrip("/")), _LISTED)
     try:
-        return stat.S_ISFIFO(entry.stat(follow_symlinks=False).st_mode)
+        with os.scandir(directory) as entries:
+            return [(each.name, _kind(each)) for each in islice(entries, most)]
+    finally:
+        os.close(directory)
+
+
+def _kind(entry: os.DirEntry[str]) -> int:
+    if entry.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+        return 0
+    try:
+        return stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode)
     except FileNotFoundError:
-        return False
+        return 0
 
 
 def new_view(shown: ShownPath) -> int:
