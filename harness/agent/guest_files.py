@@ -35,6 +35,9 @@ def share(tools: Any, place: str = "/workspace") -> None:
         """Call a tool by its name; in a coroutine, await it."""
         if name not in (*_READING, "file_write") or not isinstance(args, dict):
             return call(name, args)
+        path = args.get("filepath")
+        if isinstance(path, str):  # as programs name the same file
+            args = {**args, "filepath": path.removeprefix(f"{place}/")}
         work = steps(name, args)
         return _answers(call, work, call(*next(work)))
 

@@ -309,6 +309,8 @@ FILES = """
 from tools import file_write
 file_write('d/a.csv', 'n\\n1\\n')
 print(open('d/a.csv').read())
+file_write('/workspace/e.txt', 'absolute')
+print(open('/workspace/e.txt').read())
 execute_tool('file_write', {'filepath': 'b.txt', 'content': 'é\\r\\n'})
 print(ascii(open('b.txt', newline='', encoding='utf-8').read()))
 with open('d/a.csv', 'a') as file: file.write('2\\n')
@@ -332,6 +334,7 @@ def test_files_of_the_tools_can_be_opened_and_files_of_programs_are_read_by_tool
     shown = str(agent.show(run)[1][0].observation)
     assert "n\n1" in shown
     assert r"'\xe9\r\n'" in shown
+    assert files.read("w", "e.txt") == b"absolute"
     assert files.read("w", "d/a.csv") == b"n\n1\n2\n"
     made = len(agent.calls.calls(f"{run}-1"))
     agent.model.script = [program(FILES), program("open('d/a.csv').read()"), answer("kept")]  # type: ignore[attr-defined]
