@@ -146,11 +146,14 @@ def _binds(policy: Policy, host: Host) -> tuple[Bind, ...]:
     binds = [Bind(path=path, writable=path in write, executable=path in execute) for path in shown]
     if policy.filesystem.system_files:
         denied = denied_by(policy.filesystem.hidden)
+        # The file of certificates that lies elsewhere on this host gets its place in cells.
+        is_elsewhere = policy.network.allow and host.certificates not in ("", CERTIFICATES)
         binds += [
             Bind(path=each.path, executable=each.executable)
             for each in host.system_files
             if not lies_in(each.path, shown) and not denied.denies(each.path)
-        ]
+            and not (is_elsewhere and lies_in(CERTIFICATES, (each.path,)))
+        ]  # fmt: skip
     return tuple(sorted(binds, key=attrgetter("path")))
 
 
