@@ -4,11 +4,11 @@ import urllib.parse
 from datetime import UTC, datetime
 from typing import Any
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ....policies.errors import CellwrightError
+from ..client_turns import run_in_thread
 from ..tokens import CLIENT
 from .answers import E2bRefusal, Handler, json_answer, number_of, read_body
 from .messages import DEFAULT_SECONDS, E2bNetwork, Lifetime, NewForks, NewSandbox, NewSnapshot
@@ -107,7 +107,7 @@ async def _change_network(request: Request, sandboxes: E2bSandboxes) -> Response
 async def _metrics(request: Request, sandboxes: E2bSandboxes) -> Response:
     sandbox, query = _named(request, sandboxes), request.query_params
     start, end = number_of(query.get("start"), 0), number_of(query.get("end"), _LATEST)
-    return json_answer(await anyio.to_thread.run_sync(lambda: sandbox.metrics(start, end)))
+    return json_answer(await run_in_thread(lambda: sandbox.metrics(start, end)))
 
 
 async def _snapshot(request: Request, sandboxes: E2bSandboxes) -> Response:

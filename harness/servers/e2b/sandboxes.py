@@ -10,7 +10,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-import anyio
 import msgspec
 
 from ....policies.compile import home_below_home
@@ -19,6 +18,7 @@ from ....policies.policy import MIB, Policy, lies_in
 from ....runner.living import list_living, use_of
 from ...sandbox.sandbox import Sandbox
 from ..client_quota import ClientQuota
+from ..client_turns import run_in_thread
 from . import network
 from .cell import E2bCell
 from .code_interpreter import CodeInterpreter
@@ -140,7 +140,7 @@ class E2bSandboxes:
         archive = self.snapshots.archive_of(snapshot) if snapshot else b""
         self._quota.take(client)
         try:
-            cell = await anyio.to_thread.run_sync(
+            cell = await run_in_thread(
                 lambda: E2bCell(lambda: self._open_sandbox(policy), request.env_vars, archive)
             )
         except BaseException:
@@ -153,7 +153,7 @@ class E2bSandboxes:
 
     async def keep(self, sandbox: E2bSandbox, name: str) -> E2bSnapshot:
         """Return a new snapshot of a sandbox's files; raises QuotaExceeded, WorkspaceError."""
-        archive = await anyio.to_thread.run_sync(sandbox.cell.session.snapshot)
+        archive = await run_in_thread(sandbox.cell.session.snapshot)
         return self.snapshots.keep(sandbox.client, sandbox.id, name, archive)
 
     async def fork(self, sandbox: E2bSandbox, timeout: int) -> E2bSandbox:
@@ -215,7 +215,7 @@ class E2bSandboxes:
     async def pause(self, sandbox: E2bSandbox) -> None:
         """Freeze a sandbox until it is resumed; its memory stays in use."""
         sandbox.is_paused = True
-        await anyio.to_thread.run_sync(sandbox.cell.session.freeze)
+        await run_in_thread(sandbox.cell.session.freeze)
         self.live_for(sandbox, _PAUSED_SECONDS)
 
     def resume(self, sandbox: E2bSandbox, seconds: float) -> None:
@@ -228,15 +228,13 @@ class E2bSandboxes:
         if unsupported := asked.unsupported():
             raise PolicyError(f"{unsupported}: not supported by cells")
         cell = sandbox.cell
-        await anyio.to_thread.run_sync(
-            lambda: network.change(cell.sandbox, sandbox.policy.network, asked)
-        )
+        await run_in_thread(lambda: network.change(cell.sandbox, sandbox.policy.network, asked))
 
     async def kill(self, sandbox: E2bSandbox) -> None:
         self._forget(sandbox)
         sandbox.code.is_killed = True
         sandbox.terminals.close()
-        await anyio.to_thread.run_sync(sandbox.cell.close)
+        await run_in_thread(sandbox.cell.close)
 
     async def close(self) -> None:
         for each in list(self._all.values()):
@@ -256,6 +254,6 @@ class E2bSandboxes:
 
     async def _close(self, sandbox: E2bSandbox) -> None:
         try:
-            await anyio.to_thread.run_sync(sandbox.cell.close)
+            await run_in_thread(sandbox.cell.close)
         except CellwrightError:
             return
