@@ -414,13 +414,14 @@ def test_a_guest_with_the_users_id_cannot_change_network_rules(readable: Path) -
         """
 from cellwright.harness.sandbox.network_control import AllowHost, ask
 from cellwright.policies.network.rule import NetworkRule
-from cellwright.policies.policy import Filesystem, Network, Policy
+from cellwright.policies.policy import Filesystem, Network, Policy, Syscalls
 from cellwright.runner import living
 from cellwright.runner.messages import encode
 os.makedirs(os.environ["HOME"] + "/.cache/cellwright/living", 0o700, exist_ok=True)
 network = Network(loopback=True, allow=(NetworkRule(host="api.example.org"),))
 shown = Filesystem(write=(os.environ["HOME"] + "/.cache/cellwright/living",))
-policy = Policy(network=network, filesystem=shown, optional_layers=tuple(LOST))
+calls = Syscalls(groups=("unix_sockets",))  # without the group it cannot even connect
+policy = Policy(network=network, filesystem=shown, syscalls=calls, optional_layers=tuple(LOST))
 code = '''
 import socket
 sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
