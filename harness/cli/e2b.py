@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import secrets
 from typing import Any
 
 from ...policies.errors import PolicyError
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     check_limit("--sandboxes", options.sandboxes, whole=True)
     if any(importlib.util.find_spec(each) is None for each in _PACKAGES):
         raise PolicyError("the extra `web` is not installed", how_to_install("web"))
-    place = http_settings(options, "--http", options.http, _VARIABLE)
+    place = http_settings(options, "--http", options.http, _VARIABLE, make_token=_make_key)
     log_to_stderr()
     from ...runner.settings import SessionSettings
     from ..sandbox.sandbox import Sandbox
@@ -62,6 +63,11 @@ def run(options: argparse.Namespace) -> int:
         limits = E2bLimits(max(1, options.sandboxes // 2), options.sandboxes)
         serve(policy, open_sandbox, place, limits)
     return SUCCEEDED
+
+
+def _make_key() -> str:
+    """Return a new key in the form that E2B's clients check."""
+    return f"e2b_{secrets.token_hex(20)}"
 
 
 def _check(policy: Policy) -> None:

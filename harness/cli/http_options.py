@@ -4,12 +4,12 @@ and the number of sessions."""
 import argparse
 import logging
 import sys
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from ...policies.errors import PolicyError
 from ...policies.policy import check_limit
 from ..servers.owned_sessions import SessionLimits
-from ..servers.tokens import HttpSettings, tokens_of
+from ..servers.tokens import HttpSettings, make_token, tokens_of
 from ..text.terminal import harmless
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -54,11 +54,12 @@ def check_session_limits(options: argparse.Namespace) -> None:
 
 def http_settings(
     options: argparse.Namespace, option: str, address: str, variable: str,
-    roles: Set[str] = frozenset(),
+    roles: Set[str] = frozenset(), make_token: Callable[[], str] = make_token,
 ) -> HttpSettings:  # fmt: skip
     """Return the address that `option` gave, the tokens, and the allowed names and origins.
 
-    `roles` are those that a client may have.  Raises PolicyError.
+    `roles` are those that a client may have.  `make_token` makes the token that is printed if none was
+    given.  Raises PolicyError.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
@@ -69,7 +70,7 @@ def http_settings(
             f"{option}: {host} is not a loopback address: other hosts could connect",
             "to allow that add --remote NAME, the name by which they call this host",
         )
-    tokens, made = tokens_of(options.token_file, variable, roles)
+    tokens, made = tokens_of(options.token_file, variable, roles, make_token)
     here = ["127.0.0.1", "localhost", "[::1]"] if host in _LOOPBACK else []
     return HttpSettings(
         host, int(port), tokens, made, (*here, *options.remote), tuple(options.origin)

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import NamedTuple
 
 from ...policies.errors import PolicyError
@@ -72,9 +72,18 @@ def _hash(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-def tokens_of(path: str | None, variable: str, roles: Set[str] = frozenset()) -> tuple[Tokens, str]:
-    """Return the tokens of a file, else of the environment, else a generated one, which is also
-    returned.
+def make_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def tokens_of(
+    path: str | None,
+    variable: str,
+    roles: Set[str] = frozenset(),
+    make: Callable[[], str] = make_token,
+) -> tuple[Tokens, str]:
+    """Return the tokens of a file, else of the environment, else one that `make` generates, which is
+    also returned.
 
     A line of the file is a token, or a name and a token, or with `roles` a name, a token and one of
     them; without a file, the only client has every role.  Raises PolicyError.
@@ -84,7 +93,7 @@ def tokens_of(path: str | None, variable: str, roles: Set[str] = frozenset()) ->
     operators = frozenset((_ONLY,) if OPERATOR in roles else ())
     if given := os.environ.get(variable):
         return Tokens({_ONLY: given.strip()}, operators), ""
-    made = secrets.token_urlsafe(32)
+    made = make()
     return Tokens({_ONLY: made}, operators), made
 
 
