@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from cellwright import Sandbox
 from cellwright.harness.adapters.jupyter.notebook_session import NotebookOutcome, NotebookSession
 from cellwright.harness.sandbox.idioms import without_indent
+from cellwright.policies.compile import home_below_home
 from tests.conftest import policy_named
 
 
@@ -151,3 +153,23 @@ def test_values_are_shown_by_ipythons_own_names(notebook: Notebook) -> None:
     assert latex == {"text/latex": "z"}
     assert (image["image/png"], json["application/json"]) == ("iVBORw==", {"a": 1})
     assert (outcome.value or {})["text/html"] == "<i>last</i>"
+
+
+def test_workspace_is_also_at_a_home_below_home() -> None:
+    policy = policy_named("workshop")
+    at_home = msgspec.structs.replace(
+        policy, environment={**policy.environment, "HOME": "/home/user"}
+    )
+    with Sandbox(policy=at_home, pool=0) as sandbox:
+        code = """
+        import os, subprocess
+        with open(os.path.expanduser("~/a"), "w") as file:
+            file.write("x")
+        subprocess.check_output("cd; pwd; ls /workspace", shell=True, text=True)
+        """
+        assert sandbox.execute(code).value == "/home/user\na\n"
+    shown = msgspec.structs.replace(
+        at_home, filesystem=msgspec.structs.replace(at_home.filesystem, read=("/home",))
+    )
+    assert home_below_home(at_home) == "/home/user"
+    assert home_below_home(shown) == ""

@@ -1,6 +1,9 @@
 """Access to the E2B server, and what hostile clients and cells can do."""
 
 import json
+import re
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -73,6 +76,16 @@ def made(client: Client) -> Iterator[dict[str, str]]:
     made = client.make()
     yield made
     client.ask("DELETE", f"/sandboxes/{made['sandboxID']}")
+
+
+def test_the_printed_key_has_the_form_that_clients_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("E2B_API_KEY", raising=False)
+    command = [sys.executable, "-m", "cellwright", "e2b", "--http", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        said = "".join(server.stderr.readline() for _ in range(3))
+        server.terminate()
+    assert re.search(r"E2B_API_KEY=e2b_[0-9a-f]{40}$", said, re.MULTILINE)
 
 
 def test_no_request_is_answered_without_a_key(e2b: E2bServer) -> None:

@@ -1,6 +1,7 @@
 """Signed URLs, bodies and streams that try to get more than they are for."""
 
 import base64
+import contextlib
 import hashlib
 import http.client
 import json
@@ -175,6 +176,27 @@ print(listener.getsockname()[1])
             return
         time.sleep(0.05)
     pytest.fail(f"threads and descriptors: {before} before, {_held(e2b)} after")
+
+
+def test_held_requests_take_no_thread(client: Client, e2b: E2bServer, made: dict[str, str]) -> None:
+    """A server that never answers holds its clients' requests, and nothing else of this server."""
+    code = """
+import socket
+listener = socket.create_server(("127.0.0.1", 8131), backlog=100)
+"""
+    client.reach(made, "POST", "/execute", 49999, body={"code": code})
+    place = urllib.parse.urlsplit(e2b.url)
+    request = (
+        f"GET / HTTP/1.1\r\nHost: {place.netloc}\r\nE2b-Sandbox-Id: {made['sandboxID']}\r\n"
+        f"E2b-Sandbox-Port: 8131\r\nX-Access-Token: {made['envdAccessToken']}\r\n\r\n"
+    )
+    before = _held(e2b)[0]
+    with contextlib.ExitStack() as held:
+        for _ in range(60):
+            connection = socket.create_connection((place.hostname, place.port), timeout=30)
+            held.enter_context(connection).sendall(request.encode())
+        assert client.reach(made, "GET", "/health")[0] == 204
+        assert _held(e2b)[0] <= before + 10
 
 
 def _held(e2b: E2bServer) -> tuple[int, int]:
