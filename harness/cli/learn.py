@@ -13,6 +13,7 @@ from ...policies.learning import Lessons, policy_text
 from ...policies.network.rule import NetworkDenial, NetworkRule
 from ...policies.policy import Filesystem, Limits, Network, Policy, Processes
 from ...runner.egress_process import EgressProcess
+from ...runner.fixed_root import NETWORK_TEXTS, TEXTS
 from ...runner.host.ids import id_for
 from ...runner.host.paths import is_channel, is_open_to_cells
 from ...runner.result import SandboxResult
@@ -31,7 +32,6 @@ _NO_FILE = re.compile(
     r"FileNotFoundError: .*No such file or directory: '((?:/tmp/|[^/'\n])[^'\n]{0,200})'"
 )
 _NOT_SHOWN = {"proc", "dev", "sys", "tmp", "etc", "workspace", "lost+found", "boot", "run"}
-_OWN = {"passwd", "group", "hosts", "nsswitch.conf", "resolv.conf"}
 _EXECUTABLE = (
     "bin",
     "sbin",
@@ -132,8 +132,9 @@ def _directories() -> list[str]:
 
 def _settings() -> list[str]:
     """Return the entries of /etc; the directory itself is the cell's own."""
-    paths = [f"/etc/{name}" for name in sorted(os.listdir("/etc")) if name not in _OWN]
-    return [path for path in paths if _can_be_read(path)]
+    paths = [f"/etc/{name}" for name in sorted(os.listdir("/etc"))]
+    own = TEXTS | NETWORK_TEXTS
+    return [path for path in paths if path not in own and _can_be_read(path)]
 
 
 def _can_be_read(path: str) -> bool:
