@@ -147,7 +147,7 @@ def test_the_hosts_loopback_is_not_reached_however_it_is_written(
     found, result = value(box, server, code, hosts=SPELLINGS)
     assert found == ["5"] + ["ECONNRESET"] * 7 + ["ECONNREFUSED"]
     assert server.connections == 1
-    (violation,) = result.violations
+    (violation,) = (each for each in result.violations if each.syscall == "connect")
     assert (violation.syscall, violation.arguments) == ("connect", ("127.0.0.1", str(server.port)))
     assert violation.count == 7
 
