@@ -226,13 +226,14 @@ ATTEMPTS = (
     while True:
         threading.Thread(target=fcntl.flock, args=(fd, fcntl.LOCK_EX), daemon=True).start(); yield 1
 """),
-    KernelItem("System V shared memory", _YES, _YES, "kernel.shmmni; refused without a memory cgroup", """
+    KernelItem("System V shared memory", _YES, _YES, "kernel.shmmni; not without a memory cgroup", """
     C.shmat.restype = ctypes.c_void_p
     while True:
         segment = checked(C.shmget(0, 1 << 20, 0o1600))
-        at = C.shmat(segment, None, 0); ctypes.memset(at, 1, 1 << 20); C.shmdt(ctypes.c_void_p(at)); yield 1
+        at = C.shmat(segment, None, 0); ctypes.memset(at, 1, 1 << 20); C.shmdt(ctypes.c_void_p(at))
+        yield 1
 """),
-    KernelItem("System V semaphores", _YES, _YES, "kernel.sem; refused without a memory cgroup", """
+    KernelItem("System V semaphores", _YES, _YES, "kernel.sem; not without a memory cgroup", """
     while True: checked(C.semget(0, 250, 0o1600)); yield 250
 """),
     KernelItem("System V message queues", *_REFUSED, "refused", """

@@ -50,7 +50,7 @@ _TRUSTING = (
 
 _HOME = re.compile(r"/home/[a-z][a-z0-9_-]{0,31}")
 # Without a memory cgroup RLIMIT_AS is the cap.  Node reserves 10 GiB for an instance of WebAssembly, of
-# which its fetch has one, and the JVM 1.2 GiB for classes and code, unless told otherwise (measured).
+# which its fetch has one, and the JVM 1.2 GiB for classes and code (measured).
 _FOR_LITTLE_ADDRESS_SPACE = {
     "JAVA_TOOL_OPTIONS": "-XX:CompressedClassSpaceSize=64m -XX:ReservedCodeCacheSize=64m",
     "NODE_OPTIONS": "--disable-wasm-trap-handler",

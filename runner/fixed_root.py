@@ -36,3 +36,8 @@ LINKS = (
     ("/dev/stdout", "/proc/self/fd/1"),
     ("/dev/stderr", "/proc/self/fd/2"),
 )
+# Files of /proc that the listener makes, beside settings in /proc/sys and tables in /proc/net.
+PROC_NAMES = frozenset([
+    "cgroups", "cpuinfo", "diskstats", "filesystems", "loadavg", "meminfo", "modules", "mounts",
+    "partitions", "self/cgroup", "self/mountinfo", "stat", "swaps", "uptime", "version", "vmstat",
+])  # fmt: skip

@@ -10,11 +10,6 @@ import os
 from ..policies.plan import Plan
 
 PAGE = 4096
-# Files of /proc that the listener makes, beside SETTINGS in /proc/sys and tables in /proc/net.
-PROC_NAMES = frozenset([
-    "cgroups", "cpuinfo", "diskstats", "filesystems", "loadavg", "meminfo", "modules", "mounts",
-    "partitions", "self/cgroup", "self/mountinfo", "stat", "swaps", "uptime", "version", "vmstat",
-])  # fmt: skip
 _NO_LIMIT = "max"
 # Kernel settings that programs read, and that say nothing about the host but its kernel.
 SETTINGS = (

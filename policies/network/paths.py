@@ -57,7 +57,7 @@ def _has_dot_segment(path: str) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return `text` by NFKC, with the full stop that is a dot in names, without invisible characters."""
+    """Return `text` by NFKC, with plain dots for those of names, without invisible characters."""
     import unicodedata  # few paths are not ASCII
 
     text = unicodedata.normalize("NFKC", text).replace("\u3002", ".")

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..fixed_root import PROC_NAMES
 from ..kernel.notifications import Notification
-from ..machine import PROC_NAMES
 from .guest_memory import TEXT_BYTES, bytes_at, text_at
 
 _ACCESS = ("O_RDONLY", "O_WRONLY", "O_RDWR", "3")

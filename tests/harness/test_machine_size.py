@@ -7,7 +7,8 @@ import pytest
 
 from cellwright import Sandbox
 from cellwright.runner import launch
-from cellwright.runner.machine import PROC_NAMES, SETTINGS
+from cellwright.runner.fixed_root import PROC_NAMES
+from cellwright.runner.machine import SETTINGS
 from tests.conftest import OPTIONAL, policy_named, with_limits
 
 pytestmark = pytest.mark.needs("userns")
