@@ -80,7 +80,7 @@ READERS = (
         replace(f"{_PRIVACY}/values.py", "ValueVault.value_of", "stored.until > self._clock()", "True")),
     _is("place at which no rule restores a value", _SCOPES,
         replace(f"{_PRIVACY}/scope.py", "PrivacyScope.restored", "place.is_named", "True")),
-    _is("share of the vault of one scope", _VALUES, replace(f"{_PRIVACY}/values.py", "ValueVault._make_room",
+    _is("share of the vault of one scope", _VALUES, replace(f"{_PRIVACY}/values.py", "ValueVault._is_full",
         "max(1, self._most * 3 // 4)", "self._most + 1")),
     _is("guesses that a program wrote into a call", "tests/harness/privacy/test_guesses.py",
         replace(f"{_PRIVACY}/naming.py", "CallNaming.normal", "self.written.has_guesses", "False")),
