@@ -98,6 +98,7 @@ def compile_policy(
     return Plan(
         policy=policy.name,
         binds=_binds(policy, host),
+        optional=policy.filesystem.optional,
         hidden=policy.filesystem.hidden,
         tmpfs=_tmpfs(policy),
         hostname="cell",

@@ -49,6 +49,11 @@ def narrow(policy: Policy, by: Policy) -> Policy:
         filesystem=Filesystem(
             read=tuple(path for path in read if path not in (*write, *packages)),
             write=write,
+            optional=tuple(
+                path
+                for path in _union(policy.filesystem.optional, by.filesystem.optional)
+                if path in (*read, *execute)
+            ),
             hidden=_beneath(hidden, (*read, *(SYSTEM_PLACES if system_files else ()))),
             system_files=system_files,
             watch=policy.filesystem.watch or by.filesystem.watch,

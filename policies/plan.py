@@ -94,6 +94,7 @@ class Plan(_Data, frozen=True):
 
     policy: str
     binds: tuple[Bind, ...]
+    optional: tuple[str, ...]  # binds that are left out if the host does not have the path
     hidden: tuple[str, ...]
     tmpfs: tuple[Tmpfs, ...]
     hostname: str

@@ -29,6 +29,7 @@ class Filesystem(_Section, frozen=True):
 
     read: paths that programs may read
     write: paths that programs may read and write
+    optional: shown paths that are left out if the host does not have them when a launcher starts
     hidden: paths beneath shown ones, or patterns of them (`policies/denied.py`), that do not exist in
         the cell
     system_files: programs may read what the host's own programs need beside /usr/bin, such as
@@ -39,6 +40,7 @@ class Filesystem(_Section, frozen=True):
 
     read: tuple[str, ...] = ()
     write: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     system_files: bool = False
     watch: bool = True
@@ -277,6 +279,9 @@ def check_policy(policy: Policy) -> Policy:
     check_limit("packages.max_bytes", policy.packages.max_bytes, whole=True)
     for field_name, path in named_paths(policy):
         check_path(path, field_name)
+    for path in policy.filesystem.optional:
+        if path not in shown_paths(policy):
+            raise PolicyError(f"filesystem.optional: must be shown by another field, got {path}")
     _check_hidden(policy)
     if policy.processes.execute and not policy.processes.subprocesses:
         raise PolicyError(

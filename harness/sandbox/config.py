@@ -18,7 +18,7 @@ from ...policies.policy import (  # fmt: skip
 )
 from ...runner.audit.level import AuditLevel
 from .checks import check_flag, suggests_fields
-from .expansion import denied_patterns, expand, with_files
+from .expansion import denied_patterns, expand, from_wildcards, with_files
 
 
 @suggests_fields
@@ -83,6 +83,7 @@ class SandboxConfig:
                 read=() if self.allow_file_write else shown,
                 write=shown if self.allow_file_write else (),
                 hidden=denied_patterns("denied_paths", self.denied_paths),
+                optional=from_wildcards(self.allowed_paths, shown),
             )
         )
 

@@ -8,7 +8,7 @@ import msgspec
 
 from ...policies.denied import ANY_DEPTH, denied_by, fixed_part, is_pattern
 from ...policies.errors import PolicyError
-from ...policies.policy import Policy, check_names, lies_in, places_shown
+from ...policies.policy import Policy, check_names, lies_in, places_shown, shown_paths
 from ...runner.host.paths import is_channel, resolve
 
 _MOST_LOOKED_AT = 100_000
@@ -39,6 +39,13 @@ def expand(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
             )
         found += matches
     return tuple(dict.fromkeys(found))
+
+
+def from_wildcards(patterns: Sequence[str], found: Sequence[str]) -> tuple[str, ...]:
+    """Return what of `found`, which `expand` returned, no pattern names itself: it may be gone when a
+    launcher starts."""
+    named = {os.path.realpath(each) for each in patterns if not is_pattern(each)}
+    return tuple(each for each in found if each not in named)
 
 
 def denied_patterns(name: str, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -86,7 +93,7 @@ def dot_names(name: str, directories: Sequence[str], *, writable: bool) -> tuple
 
 def with_files(
     policy: Policy, *, read: Sequence[str] = (), write: Sequence[str] = (),
-    execute: Sequence[str] = (), hidden: Sequence[str] = (),
+    execute: Sequence[str] = (), hidden: Sequence[str] = (), optional: Sequence[str] = (),
 ) -> Policy:  # fmt: skip
     """Return `policy` with these paths shown too, and without the paths that `hidden` denies, also
     among those that `policy` already shows."""
@@ -110,11 +117,17 @@ def with_files(
         python=msgspec.structs.replace(python, path=left(*python.path)),
     )
     shown = {name for path in places_shown(policy) for name in (path, os.path.realpath(path))}
+    optional = tuple(dict.fromkeys((*files.optional, *optional)))
     beneath = tuple(
         each for each in hidden if any(denied_by((each,)).beneath(path) for path in shown)
     )
     return msgspec.structs.replace(
-        policy, filesystem=msgspec.structs.replace(policy.filesystem, hidden=beneath)
+        policy,
+        filesystem=msgspec.structs.replace(
+            policy.filesystem,
+            hidden=beneath,
+            optional=tuple(each for each in optional if each in shown_paths(policy)),
+        ),
     )
 
 

@@ -17,7 +17,7 @@ from ...policies.permissions import (
     ProcessPermission,
 )
 from ...policies.policy import Policy, check_limit, check_policy
-from .expansion import denied_patterns, dot_names, expand, with_files
+from .expansion import denied_patterns, dot_names, expand, from_wildcards, with_files
 
 _SEARCHED = ("/usr/local/bin", "/usr/bin", "/usr/sbin")
 _LIBRARIES = ("/usr/lib", "/usr/local/lib")  # directories of libraries that programs map
@@ -84,6 +84,7 @@ def _with_files(
         write=shown if written else (),
         execute=shown if executed else (),
         hidden=hidden,
+        optional=from_wildcards(permission.allowed_paths, shown),
     )
 
 

@@ -242,7 +242,11 @@ def _limit_resources(do: Steps, rlimits: tuple[tuple[str, int], ...]) -> None:
 
 
 def _fence_paths(do: Steps, plan: Plan) -> None:
-    rules = [(rule.path, _rights(rule)) for rule in plan.path_rules]
+    rules = [
+        (rule.path, _rights(rule))
+        for rule in plan.path_rules
+        if rule.path not in plan.optional or os.path.lexists(rule.path)
+    ]
     unhandled = landlock.RESOLVE_UNIX if plan.reaches_sockets else 0
     landlock.restrict(do, plan.landlock_abi, rules, not plan.loopback, unhandled)
 

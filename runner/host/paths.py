@@ -21,12 +21,18 @@ _MOST_LINKS = 40  # the kernel's own limit (path_resolution(7))
 def sources_of(policy: Policy) -> dict[str, str]:
     """Return the resolved host path of each path that `policy` shows.
 
-    Raises PolicyError, naming the policy's field, for a path that does not exist, that this user
-    may not look up, that leads through a link which another user may have made, or that is a pipe or
-    a socket, unless the program may write it.
+    Raises PolicyError, naming the policy's field, for a path that does not exist and is not optional,
+    that this user may not look up, that leads through a link which another user may have made, or that
+    is a pipe or a socket, unless the program may write it.
     """
-    sources = {path: resolve(where, path) for where, path in named_paths(policy)}
-    for where, path in named_paths(policy):
+    optional = frozenset(policy.filesystem.optional)
+    paths = [
+        (where, path)
+        for where, path in named_paths(policy)
+        if path not in optional or os.path.lexists(path)
+    ]
+    sources = {path: resolve(where, path) for where, path in paths}
+    for where, path in paths:
         if path not in policy.filesystem.write and is_channel(sources[path]):
             raise PolicyError(
                 f"{where}: {path} is a named pipe or a socket: a program that opens it acts on the "

@@ -91,7 +91,13 @@ def _open_sources(boot: Boot) -> list[ShownPath]:
     opened = []
     for path, attributes in wanted:
         source = where.get(path, path)
-        opened.append(ShownPath(path, source, open_source(source), attributes))
+        try:
+            descriptor = open_source(source)
+        except FileNotFoundError:
+            if path in plan.optional:
+                continue
+            raise
+        opened.append(ShownPath(path, source, descriptor, attributes))
     return opened
 
 

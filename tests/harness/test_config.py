@@ -15,6 +15,7 @@ from cellwright import (
 )
 from cellwright.harness.sandbox.checks import with_timeout
 from cellwright.policies.policy import MIB, Limits, Policy
+from tests.conftest import OPTIONAL
 
 
 def test_the_defaults_deny_everything_and_require_every_layer() -> None:
@@ -234,3 +235,31 @@ def test_paths_without_a_permission_are_not_shown_and_that_is_told_once() -> Non
     assert policy.filesystem.read == policy.filesystem.write == ()
     (warning,) = told
     assert warning.filename == __file__
+
+
+@pytest.mark.needs("userns")
+@pytest.mark.parametrize("writable", [False, True])
+def test_what_a_wildcard_matched_may_be_gone_when_a_launcher_starts(
+    tmp_path: Path, writable: bool
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "kept").touch()
+    tmp_path.chmod(0o755)
+    config = SandboxConfig(
+        allow_file_read=True,
+        allow_file_write=writable,
+        allowed_paths=[f"{tmp_path}/*"],
+        optional_layers=OPTIONAL,
+    )
+    policy = config.policy()
+    (tmp_path / "b").rmdir()
+    code = f"import os; [os.listdir({str(tmp_path)!r}), os.listdir({str(tmp_path / 'a')!r})]"
+    with Sandbox(policy=policy, pool=0) as box:
+        assert box.execute(code).value == [["a"], ["kept"]]
+    literal = SandboxConfig(allow_file_read=True, allowed_paths=[str(tmp_path / "a")])
+    policy = literal.policy()
+    (tmp_path / "a" / "kept").unlink()
+    (tmp_path / "a").rmdir()
+    with pytest.raises(PolicyError, match="does not exist"):
+        Sandbox(policy=policy, pool=0)
