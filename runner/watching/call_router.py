@@ -34,7 +34,8 @@ class CallRouter:
         self._doors: Doors | None = None  # needs the seccomp listener
         if self._listener:
             listener = held.cell.listener
-            self._doors = Doors(listener, most_heard(limits), self._calls, watcher)
+            give = self._listener.giver.give
+            self._doors = Doors(listener, most_heard(limits), self._calls, watcher, give)
             self._listener.on_door = self._doors.open_door
 
     @property

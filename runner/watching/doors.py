@@ -24,6 +24,7 @@ from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..messages import Answer, Call
 from .calls import Calls
+from .giver import Give
 from .guest_channel import MOST_UNSENT_BYTES, dropped
 from .listener import DOOR
 from .poll_loop import Watcher
@@ -51,8 +52,11 @@ class _Door:
 class Doors:
     """The doors of one request."""
 
-    def __init__(self, listener: int, most_bytes: int, calls: Calls, watcher: Watcher) -> None:
+    def __init__(
+        self, listener: int, most_bytes: int, calls: Calls, watcher: Watcher, give: Give
+    ) -> None:
         self._listener = listener
+        self._give = give
         self._most_bytes = most_bytes
         self._calls = calls
         self._watcher = watcher
@@ -123,23 +127,11 @@ class Doors:
         except OSError:  # this process has no descriptor left
             notifications.refuse(self._listener, notification, errno.EAGAIN)
             return
-        try:
-            is_open = self._hand_over(notification, theirs.fileno(), flags & os.O_CLOEXEC)
-        finally:
-            theirs.close()
-        if not is_open:
-            ours.close()
-            return
         self._count += 1
         door = self._open[-self._count] = _Door(-self._count, ours)
         self._watch(door)
-
-    def _hand_over(self, notification: Notification, descriptor: int, flags: int) -> bool:
-        try:
-            return notifications.answer_with(self._listener, notification, descriptor, flags)
-        except OSError as error:  # the guest has no descriptor left
-            notifications.refuse(self._listener, notification, error.errno or errno.EMFILE)
-            return False
+        # Where the process does not get it, it is closed, and the door hears of that.
+        self._give(notification, theirs.detach(), flags & os.O_CLOEXEC)
 
     def _watch(self, door: _Door) -> None:
         """Watch for the next possible events; poll(2) reports a closed end in any case."""

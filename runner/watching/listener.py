@@ -20,6 +20,7 @@ from ..kernel.notifications import Notification
 from ..result import SEVERAL, Violation
 from . import evidence
 from .evidence import OpenAttempt
+from .giver import Giver
 from .guest_memory import bytes_at
 from .locks import Locks
 from .shown import Shown
@@ -51,6 +52,7 @@ class Listener:
         self._groups = plan.groups
         self._watched = plan.watched
         self._shown = shown
+        self.giver = Giver(descriptor)
         self.locks = Locks(descriptor, plan.locks, self._note_lock)
         self._left = self._limit = limit
         self._opens = 0
@@ -124,12 +126,15 @@ class Listener:
         if self._machine is None:  # few programs ask
             from .machine_files import MachineFiles
 
-            self._machine = MachineFiles(self._descriptor, self._plan, self._cgroup)
+            self._machine = MachineFiles(
+                self._descriptor, self._plan, self._cgroup, self.giver.give
+            )
         return self._machine
 
     def close(self) -> None:
         """Free what the listener holds; its descriptor is the cell's."""
         self.locks.close()
+        self.giver.close()
         if self._machine:
             self._machine.close()
 

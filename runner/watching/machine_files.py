@@ -9,6 +9,7 @@ cell gets new content at a bounded rate, and beyond it a file with the last cont
 import errno
 import fcntl
 import os
+import re
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from ..cgroups.tree import Cgroup
 from ..kernel import notifications
 from ..kernel.notifications import Notification
 from ..machine import PAGE, SETTINGS, processors
+from .giver import Give
 from .guest_memory import write_bytes
 
 _AT_ONCE_BYTES = 1024 * 1024
@@ -39,6 +41,12 @@ _NETWORK = (
     "udp6",
     "unix",
 )
+# Addresses of sockets in the kernel, which it tells a reader with CAP_SYSLOG where kptr_restrict is 1.
+_POINTERS = {
+    "unix": re.compile(rb"^[0-9a-f]{16}(?=:)", re.MULTILINE),
+    "tcp": re.compile(rb"(?<= )[0-9a-f]{16}(?= )"),
+    "udp": re.compile(rb"(?<= )[0-9a-f]{16}(?= )"),
+}
 _CONTROLLERS = ("cpuset", "cpu", "cpuacct", "memory", "pids")
 _GROUP_MOUNT = b"0 0 0:0 / /sys/fs/cgroup ro,nosuid,nodev,noexec - cgroup2 cgroup2 rw\n"
 _SYSINFO = struct.Struct("=q3Q6QHHI2QI4x")  # struct sysinfo of sysinfo(2)
@@ -47,8 +55,9 @@ _SYSINFO = struct.Struct("=q3Q6QHHI2QI4x")  # struct sysinfo of sysinfo(2)
 class MachineFiles:
     """The files and answers of one cell."""
 
-    def __init__(self, listener: int, plan: Plan, cgroup: Cgroup) -> None:
+    def __init__(self, listener: int, plan: Plan, cgroup: Cgroup, give: Give) -> None:
         self._listener = listener
+        self._give = give
         self._plan = plan
         self._cgroup = cgroup
         self._processors = processors(plan)
@@ -95,15 +104,14 @@ class MachineFiles:
         if make is None:
             return False
         try:
-            descriptor = self._opened(path, make(notification.thread))
-            try:
-                notifications.answer_with(
-                    self._listener, notification, descriptor, flags & os.O_CLOEXEC
-                )
-            finally:
-                os.close(descriptor)
-        except OSError as error:  # the guest may have no more descriptors
+            content = make(notification.thread)
+            if not notifications.is_waiting(self._listener, notification):
+                return True  # what was read may be another's, and would be kept
+            descriptor = self._opened(path, content)
+        except OSError as error:
             notifications.refuse(self._listener, notification, error.errno or errno.EIO)
+        else:
+            self._give(notification, descriptor, flags & os.O_CLOEXEC)
         return True
 
     def answer_call(self, notification: Notification, call: str) -> None:
@@ -247,7 +255,13 @@ def _setting(name: str) -> Callable[[int], bytes]:
 
 
 def _network(name: str) -> Callable[[int], bytes]:
-    return lambda thread: _of_process(thread, f"net/{name}")
+    pattern = _POINTERS.get(name.removesuffix("6"))
+
+    def make(thread: int) -> bytes:
+        table = _of_process(thread, f"net/{name}")
+        return pattern.sub(lambda found: b"0" * len(found[0]), table) if pattern else table
+
+    return make
 
 
 def _of_process(thread: int, name: str) -> bytes:

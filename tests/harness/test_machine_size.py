@@ -1,6 +1,8 @@
 """A cell sees a machine of its own size, whatever a runtime asks."""
 
+import errno
 import os
+import threading
 
 import msgspec
 import pytest
@@ -8,8 +10,10 @@ import pytest
 from cellwright import Sandbox
 from cellwright.runner import launch
 from cellwright.runner.fixed_root import PROC_NAMES
+from cellwright.runner.kernel import notifications
 from cellwright.runner.machine import SETTINGS
-from tests.conftest import OPTIONAL, policy_named, with_limits
+from cellwright.runner.watching import machine_files
+from tests.conftest import OPTIONAL, policy_named, soon, with_limits
 
 pytestmark = pytest.mark.needs("userns")
 MIB = 1024 * 1024
@@ -149,3 +153,54 @@ def test_node_sees_its_memory_and_processors(workshop: Sandbox) -> None:
 def test_the_size_follows_the_policy(limit: int) -> None:
     with Sandbox(policy=with_limits(policy_named("strict"), memory_bytes=limit), pool=0) as box:
         assert box.execute("import os; os.sysconf('SC_PHYS_PAGES') * 4096").value == limit
+
+
+def test_a_caller_that_does_not_take_its_file_delays_nothing_else(
+    strict: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has the giver wait for a caller that gets no processor time."""
+    over, waits = threading.Event(), []
+    monkeypatch.setattr(notifications, "answer_with", lambda *_: waits.append(over.wait(20)))
+    result = strict.execute("open('/proc/stat')", timeout=1)
+    over.set()
+    assert (result.reason, waits or soon(lambda: waits)) == ("wall_time", [True])
+
+
+KERNEL_ADDRESSES = {
+    "tcp": b"   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 7 1 "
+    b"ffff888012345678 100 0 0 10 0\n",
+    "udp6": b"  1: 00000000000000000000000001000000:0035 00000000000000000000000000000000:0000 07 "
+    b"00000000:00000000 00:00000000 00000000  1000        0 7 2 ffff888012345678 0\n",
+    "unix": b"ffff888012345678: 00000002 00000000 00010000 0001 01 7 /tmp/x 0123456789abcdef y\n",
+}
+
+
+@pytest.mark.parametrize(("name", "line"), KERNEL_ADDRESSES.items(), ids=KERNEL_ADDRESSES)
+def test_tables_of_sockets_tell_no_address_of_the_kernel(
+    name: str, line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_files, "_of_process", lambda *_: b"head\n" + line)
+    told = machine_files._network(name)(1)
+    assert told == b"head\n" + line.replace(b"ffff888012345678", b"0" * 16)
+
+
+def test_what_was_read_of_a_caller_that_is_gone_is_not_kept(
+    strict: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of a process of the host by then."""
+    waits = notifications.is_waiting
+    given: list[int] = []
+
+    def gone_once(listener: int, notification: notifications.Notification) -> bool:
+        if given:
+            return waits(listener, notification)
+        given.append(notification.thread)
+        notifications.refuse(listener, notification, errno.ESRCH)
+        return False
+
+    tables = iter([b"the host's", b"the cell's"])
+    monkeypatch.setattr(notifications, "is_waiting", gone_once)
+    monkeypatch.setattr(machine_files, "_of_process", lambda *_: next(tables))
+    asks = "import os\nread = lambda: os.read(os.open('/proc/mounts', 0), 99).decode()\n"
+    result = strict.execute(f"{asks}try:\n    read()\nexcept ProcessLookupError:\n    pass\nread()")
+    assert (result.value, len(given)) == ("the cell's", 1)

@@ -7,6 +7,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from cellwright.runner.messages import Answer, Call
 from cellwright.runner.watching import doors as doors_module
 from cellwright.runner.watching.calls import Calls
 from cellwright.runner.watching.doors import _AT_ONCE, DOOR, Doors
+from cellwright.runner.watching.giver import hand_over
 from tests.conftest import policy_named, soon
 
 MOST = 5000
@@ -37,7 +39,7 @@ class Loop:
         self.refused: list[int] = []
         self.calls = Calls(lambda call, tell: tell(answer(call)), self._keep)
         self.watch(self.calls.ready, select.POLLIN, self._on_answers)
-        self.doors = Doors(-1, MOST, self.calls, self)
+        self.doors = Doors(-1, MOST, self.calls, self, partial(hand_over, -1))
 
     def watch(self, descriptor: int, events: int, handler: Callable[[int], None]) -> None:
         self.handlers[descriptor] = events, handler
