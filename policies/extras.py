@@ -34,10 +34,12 @@ def _has_checkout() -> bool:
     from importlib.metadata import PackageNotFoundError, distribution  # only for errors
 
     try:
-        origin = distribution("cellwright").read_text("direct_url.json")
+        found = distribution("cellwright")
     except PackageNotFoundError:
         return True
-    return '"dir_info"' in (origin or "")
+    # Run from a checkout, the metadata that a build left there are found first.
+    in_checkout = os.path.exists(str(found.locate_file("pyproject.toml")))
+    return in_checkout or '"dir_info"' in (found.read_text("direct_url.json") or "")
 
 
 def _pip() -> str:

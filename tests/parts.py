@@ -34,6 +34,11 @@ QUICK = (
     "tests/harness/test_sandbox.py", "tests/harness/test_session.py",
 )  # fmt: skip
 _NEVER_AGAIN = ("tests/escapes/", "tests/faults/", "tests/runner/")
+# These plant the same canaries and listeners on the host, so they are in one part.
+_TOGETHER = tuple(
+    f"tests/escapes/test_{name}.py"
+    for name in ("payloads", "payloads_in_sessions", "payloads_in_containers", "branches")
+)
 _MOST_AGAIN = 5
 _TIMES, _MUST_PASS = 4, 3
 _PARTS_A_WORKER = 5
@@ -116,13 +121,16 @@ def test_files(places: Iterable[str]) -> list[str]:
 
 def divide(files: Sequence[str], seconds: Mapping[str, float], count: int) -> list[Part]:
     """Return `count` parts of about the same length, or fewer; the longest first."""
-    parts: list[Part] = [Part([], 0) for _ in range(min(count, len(files)))]
-    taken = {name: seconds.get(name, _UNKNOWN_SECONDS) for name in files}
-    for name in sorted(files, key=lambda each: -taken[each]):
+    together = [name for name in files if name in _TOGETHER]
+    groups = [[name] for name in files if name not in _TOGETHER] + ([together] if together else [])
+    parts: list[Part] = [Part([], 0) for _ in range(min(count, len(groups)))]
+    units = [
+        Part(group, sum(seconds.get(name, _UNKNOWN_SECONDS) for name in group)) for group in groups
+    ]
+    for unit in sorted(units, key=lambda each: -each.seconds):
         shortest = min(range(len(parts)), key=lambda n: parts[n].seconds)
-        parts[shortest] = Part(
-            [*parts[shortest].files, name], parts[shortest].seconds + taken[name]
-        )
+        have = parts[shortest]
+        parts[shortest] = Part([*have.files, *unit.files], have.seconds + unit.seconds)
     return sorted(parts, key=lambda part: -part.seconds)
 
 

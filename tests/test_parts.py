@@ -86,3 +86,11 @@ def test_what_cannot_be_collected_fails(tree: Path, capfd: pytest.CaptureFixture
 def test_record_writes_the_seconds_of_each_file(tree: Path) -> None:
     assert parts.main(["record"]) == 0
     assert json.loads(parts.DURATIONS.read_text()).keys() == {"tests/harness/test_good.py"}
+
+
+def test_files_that_use_the_same_names_of_the_host_are_in_one_part() -> None:
+    files = [f"tests/test_{n}.py" for n in range(9)] + [*parts._TOGETHER]
+    divided = parts.divide(files, {}, 4)
+    assert sorted(name for part in divided for name in part.files) == sorted(files)
+    (one,) = (part for part in divided if parts._TOGETHER[0] in part.files)
+    assert set(parts._TOGETHER) <= set(one.files)

@@ -98,7 +98,7 @@ FELL = [
     "sum([0.1] * 10)", "0.1 ** 3", "5.5 % 2", "(1, 2)", "1j", "b'a'", "10 ** 100", "float('nan')", "1e308 * 10", "range(3)",
     "{1: 2}", "await x", "[y for x in [1] for y in [x] if (z := y)]", "'a' 'b'; 1", "id(1)", "type(1)", "globals()", "input()",
     "'\\x1c a'.split()", "sorted([1], key=abs)", "min([1], default=2)", "print", "len", "...", "[*[1]]", "{**{}}", "dict(**{})",
-    "1 if True else open('/etc/passwd')", " 1 + 1", "[range(3)]", "zip([1], [2])", "(x for x in [1])", "[range(3)][0]", "1 in range(3)",
+    "1 if True else open('/etc/passwd')", "[range(3)]", "zip([1], [2])", "(x for x in [1])", "[range(3)][0]", "1 in range(3)",
     "max(range(3), range(4))", "[v for v in [1]][0] + v", "not reversed([1])", "str(range(3))", "d.keys()", "\"\".join", "1 +", "(" * 500, "[x async for x in y]", "yield 1",
 ]  # fmt: skip
 

@@ -24,7 +24,7 @@ from cellwright.harness.sandbox.network_control import (
     ask,
 )
 from cellwright.policies.network.rule import NetworkRule
-from cellwright.policies.policy import Filesystem, Network
+from cellwright.policies.policy import Filesystem, Network, Syscalls
 from cellwright.runner import living
 from cellwright.runner.messages import decode, encode
 from tests.conftest import ROOT
@@ -219,6 +219,7 @@ def test_a_guest_that_sees_the_socket_cannot_allow_itself_anything(
         given,
         filesystem=Filesystem(write=(str(own_records),)),
         network=Network(loopback=True, allow=given.network.allow, addresses=(LOOPBACK,)),
+        syscalls=Syscalls(groups=("unix_sockets",)),
     )
     own_records.mkdir(parents=True, mode=0o700)
     for directory in (own_records, *own_records.parents[:4]):

@@ -40,6 +40,9 @@ def test_what_was_installed_from_wheels_needs_no_checkout(
     (tmp_path / mark).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(
+        "importlib.metadata.PathDistribution.locate_file", lambda _, name: tmp_path / name
+    )
     for origin in (None, '{"archive_info": {}, "url": "file:///wheels/cellwright.whl"}'):
         monkeypatch.setattr("importlib.metadata.Distribution.read_text", lambda *_, o=origin: o)
         monkeypatch.setattr("importlib.metadata.PathDistribution.read_text", lambda *_, o=origin: o)

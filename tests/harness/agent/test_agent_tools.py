@@ -292,7 +292,7 @@ def test_api_query_sends_a_credential_that_no_program_sees(make: Make) -> None:
     class Client(HttpClient):
         def request(
             self, method: str, url: str, headers: Mapping[str, str], body: bytes | None,
-            secrets: Mapping[str, str], record: Any,
+            secrets: Mapping[str, str], record: Any, caller: str = "",
         ) -> tuple[Target, HttpAnswer]:  # fmt: skip
             sent.append(secrets)
             echo = json.dumps({"you sent": secrets["TOKEN"]}).encode()

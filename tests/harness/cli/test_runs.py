@@ -111,7 +111,7 @@ def test_a_call_with_an_unknown_outcome_is_marked_on_the_command_line(
     with Runs(path) as runs:
         run = runs._store.begin(CallArguments(code=""))
         new = NewCall(run, 1, "c", "<cell>:1", "d", "send", {"to": "ann"}, 0, repeatable=False)
-        number = str(runs._store.begin_call(new, 0))
+        number = str(runs._store.begin_call(new, 0, ""))
     assert cli.main(["runs", "show", path, run]) == 0
     assert f"{number}  unknown  send" in capsys.readouterr().out
     assert cli.main(["runs", "mark", path, run, number, "made", "{bad"]) != 0

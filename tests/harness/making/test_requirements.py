@@ -126,7 +126,7 @@ def test_a_dependency_beyond_the_policy_is_refused(factory: ToolFactory) -> None
 def test_an_extra_brings_no_package_that_the_policy_does_not_name(
     factory: ToolFactory, wheels: Path
 ) -> None:
-    good_wheel(wheels, name="thing", requires='other; extra == "more"')
+    good_wheel(wheels, name="thing", requires='other; extra == "more"\nProvides-Extra: more')
     made = factory.create_tool("answer", "Answers.", SOURCE, requirements=["thing"])
     assert made.provenance.packages == ("thing==1.0",)
     with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
