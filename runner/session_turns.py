@@ -75,7 +75,7 @@ class SessionTurns:
         performed = replace(performed, seen=performed.seen.refused(network.refused))
         made = look_at_files(self._held.cell.workspace, request, self._listing, cancel)
         self._listing = made.listing
-        after = cgroup.usage()
+        after = cgroup.usage(ended_well=stays)
         counted = _difference(after, before, self._counted)
         self._counted = after
         moments = (asked_at, leased_at, performed.seen.sent_at, ended_at, time.monotonic())

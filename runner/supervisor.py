@@ -28,6 +28,7 @@ from .result import SandboxResult
 from .settings import PoolSettings
 from .shared_files import SharedFiles
 from .spawn import Spawned
+from .watching.supervision import Observation
 
 if TYPE_CHECKING:
     from ..policies.learning import Lessons
@@ -155,7 +156,7 @@ class Supervisor:
             if keep:
                 keep(held.workspace_at_rest())
             made = look_at_files(held.cell.workspace, request, {}, cancel)
-            counted = _count(held)
+            counted = _count(held, performed.seen)
             counted_at = time.monotonic()
         finally:
             self._pool.give_back(held)
@@ -286,9 +287,10 @@ class Supervisor:
         self._pool.close()
 
 
-def _count(held: HeldCell) -> CgroupUsage:
+def _count(held: HeldCell, seen: Observation) -> CgroupUsage:
     """Ask the cgroup what the cell used; where nothing counts, ask who ended it."""
-    usage = held.cell.cgroup.usage()
+    ended_well = bool(seen.finished and seen.finished.ends_well)
+    usage = held.cell.cgroup.usage(ended_well=ended_well)
     if usage.cpu_user_seconds is None or usage.memory_peak_bytes is None:
         usage = _or_else(usage, held.account())
     return usage

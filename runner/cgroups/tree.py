@@ -44,7 +44,9 @@ class Cgroup(Protocol):
     def cpu_seconds(self) -> float | None:
         """Return the CPU time used so far, None if nothing counts it."""
 
-    def usage(self) -> CgroupUsage: ...
+    def usage(self, *, ended_well: bool = True) -> CgroupUsage:
+        """Return what the cell used; kills at the cap of a cgroup above are counted unless the cell
+        `ended_well`."""
 
     def memory_peak_bytes(self) -> int | None:
         """Return the most memory it has held, None if nothing counts it."""
@@ -116,7 +118,7 @@ class NoCgroup:
     def cpu_seconds(self) -> float | None:
         return None
 
-    def usage(self) -> CgroupUsage:
+    def usage(self, *, ended_well: bool = True) -> CgroupUsage:
         return CgroupUsage()
 
     def memory_peak_bytes(self) -> int | None:
@@ -234,10 +236,12 @@ class Counters:
         self._descriptors.clear()
 
 
-def events_at_cap(path: str, field: str, peak: int | None, cap: int) -> int:
-    """Return a count of events that happen at a cap.  A peak far below it proves that there were none,
-    which saves opening the file in nearly every call."""
-    return 0 if peak is not None and peak < cap // 2 else read_field(path, field) or 0
+def may_have_events(peak: int | None, cap: int) -> bool:
+    """Tell whether there may be events at a cap.
+
+    A peak far below it proves that there were none: this saves opening a file in nearly every call.
+    """
+    return peak is None or peak >= cap // 2
 
 
 def read_number(path: str) -> int | None:

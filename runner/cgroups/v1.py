@@ -11,10 +11,11 @@ from .tree import (
     Cgroup,
     CgroupUsage,
     Counters,
-    events_at_cap,
     give_up,
+    may_have_events,
     open_all,
     processes_in,
+    read_field,
     read_number,
     remove,
     write,
@@ -96,23 +97,28 @@ class CgroupV1:
         user, system = self._counters.number("cpu_user"), self._counters.number("cpu_system")
         return None if user is None or system is None else (user + system) / 1e9
 
-    def usage(self) -> CgroupUsage:
+    def usage(self, *, ended_well: bool = True) -> CgroupUsage:
         user, system = self._counters.number("cpu_user"), self._counters.number("cpu_system")
+        memory, processes = (
+            self._counters.number("memory_peak"), self._counters.number("processes_peak"),
+        )  # fmt: skip
+        killed = refused = 0
+        if not ended_well or may_have_events(memory, self._caps.memory_bytes):
+            killed = self._events("memory", "oom_control", "oom_kill")
+        if may_have_events(processes, self._caps.processes):
+            refused = self._events("pids", "events", "max")
         return CgroupUsage(
             cpu_user_seconds=None if user is None else user / 1e9,
             cpu_system_seconds=None if system is None else system / 1e9,
-            memory_peak_bytes=(memory := self._counters.number("memory_peak")),
-            processes_peak=(processes := self._counters.number("processes_peak")),
-            killed_for_memory=self._events("memory", "oom_control", "oom_kill", memory),
-            forks_refused=self._events("pids", "events", "max", processes),
+            memory_peak_bytes=memory,
+            processes_peak=processes,
+            killed_for_memory=killed,
+            forks_refused=refused,
         )
 
-    def _events(self, controller: str, file: str, field: str, peak: int | None) -> int:
+    def _events(self, controller: str, file: str, field: str) -> int:
         directory = self._directories.get(controller)
-        if not directory:
-            return 0
-        cap = self._caps.memory_bytes if controller == "memory" else self._caps.processes
-        return events_at_cap(f"{directory}/{controller}.{file}", field, peak, cap)
+        return read_field(f"{directory}/{controller}.{file}", field) or 0 if directory else 0
 
     def memory_peak_bytes(self) -> int | None:
         return self._counters.number("memory_peak")

@@ -9,10 +9,11 @@ from .tree import (
     Cgroup,
     CgroupUsage,
     Counters,
-    events_at_cap,
     give_up,
+    may_have_events,
     open_all,
     read,
+    read_field,
     read_number,
     remove,
     remove_with_cells,
@@ -60,18 +61,22 @@ class CgroupV2:
     def cpu_seconds(self) -> float | None:
         return _seconds(self._counters.fields("cpu"), "usage_usec")
 
-    def usage(self) -> CgroupUsage:
+    def usage(self, *, ended_well: bool = True) -> CgroupUsage:
         cpu, caps = self._counters.fields("cpu"), self._caps
         memory = self._counters.number("memory_peak")
         processes = self._counters.number("processes_peak")
-        events = f"{self._directory}/memory.events", f"{self._directory}/pids.events"
+        killed = refused = 0
+        if not ended_well or may_have_events(memory, caps.memory_bytes):
+            killed = read_field(f"{self._directory}/memory.events", "oom_kill") or 0
+        if may_have_events(processes, caps.processes):
+            refused = read_field(f"{self._directory}/pids.events", "max") or 0
         return CgroupUsage(
             cpu_user_seconds=_seconds(cpu, "user_usec"),
             cpu_system_seconds=_seconds(cpu, "system_usec"),
             memory_peak_bytes=memory,
             processes_peak=processes,
-            killed_for_memory=events_at_cap(events[0], "oom_kill", memory, caps.memory_bytes),
-            forks_refused=events_at_cap(events[1], "max", processes, caps.processes),
+            killed_for_memory=killed,
+            forks_refused=refused,
         )
 
     def memory_peak_bytes(self) -> int | None:

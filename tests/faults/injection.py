@@ -62,7 +62,8 @@ def numbers() -> dict[str, int]:
     """Return every system call of this machine by name."""
     table = syscall_table()
     locks = (rule for kind in table.locks.values() for rule in kind)
-    rules = (*table.rules(tuple(table.groups)), *table.init, *locks)
+    ignored = (each.rule for some in table.ignored.values() for each in some)
+    rules = (*table.rules(tuple(table.groups)), *table.init, *locks, *ignored)
     names = {*(rule.call for rule in rules), *table.refused, *table.unknown, *table.numbers}
     found = {name: number_of(name, table) for name in sorted(names)}
     return {name: number for name, number in found.items() if number >= 0}

@@ -578,7 +578,7 @@ def test_a_full_workspace_and_missing_input_have_hints() -> None:
 
 
 def test_attempts_past_those_that_are_noted_in_full_are_counted() -> None:
-    code = "for n in range({}):\n try: open(f'/etc/{{n}}')\n except OSError: pass\n1 / 0"
+    code = "for n in range({}):\n try: open(f'/root/{{n}}')\n except OSError: pass\n1 / 0"
     said = "cellwright: and {} more that were refused; --json {}"
     all_noted = run("-c", code.format(50)).stderr.splitlines()
     assert said.format(40, "has them all") in all_noted

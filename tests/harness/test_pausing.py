@@ -664,7 +664,7 @@ def test_who_is_killed_during_a_pause_leaves_nothing(
 
 
 def test_a_pause_ends_no_other_session(tmp_path: Path) -> None:
-    settings, sessions = PauseSettings(tmp_path), SessionSettings(alive=1)
+    settings, sessions = PauseSettings(tmp_path), SessionSettings(alive=1, evict=True)
     with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings, sessions=sessions) as box:
         first = box.session()
         first.execute("x = 1")

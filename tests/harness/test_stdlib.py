@@ -155,8 +155,6 @@ EXPECTED: dict[tuple[str, str], frozenset[str]] = {
     ),
     ("strict", ONE_GROUP): _names(
         """
-        test_shutil.TestArchives.test_make_archive_owner_group
-        test_shutil.TestArchives.test_tarfile_root_owner
         """
     ),
     ("strict", READ_ONLY): _names(

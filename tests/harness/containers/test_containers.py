@@ -142,7 +142,7 @@ def test_a_cell_is_confined_twice(runtime: str) -> None:
         pid, uid, names, _ = sandbox.execute(program).value
         assert (pid, uid) == (2, 1000)
         assert {"workspace", "usr", "proc"} <= set(names)
-        assert not {"var", "run", "sys", "home", "boot"} & set(names)
+        assert not {"var", "run", "home", "boot"} & set(names)
 
 
 def test_with_fresh_exec_each_call_has_a_container_of_its_own(runtime: str) -> None:
@@ -159,7 +159,7 @@ def test_a_rootfs_is_what_programs_see(runtime: str, rootfs: Path) -> None:
     with oci(runtime, "standard", rootfs=rootfs) as sandbox:
         result = sandbox.execute("open('/etc/os-release').read(), open('/usr/share/word').read()")
         assert result.value == ["ID=tiny\n", "hello"]
-        assert sandbox.execute("open('/etc/passwd').read()").value.startswith("cell:x:1000")
+        assert sandbox.execute("open('/etc/passwd').read()").value.splitlines()[1].startswith("cell:x:1000")
         assert sandbox.execute("open('/usr/share/word', 'w')").status is SandboxStatus.FAILED
         ran = sandbox.run(["/bin/cat", "/usr/share/word"])
         assert (ran.exit_code, ran.stdout) == (0, "hello")
