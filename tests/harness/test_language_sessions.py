@@ -476,7 +476,8 @@ def test_an_unknown_language_is_refused(sandbox: Sandbox) -> None:
 
 
 def test_sessions_of_all_languages_are_counted_together() -> None:
-    with Sandbox(policy=policy_named("strict"), pool=0, sessions=SessionSettings(alive=2)) as box:
+    sessions = SessionSettings(alive=2, evict=True)
+    with Sandbox(policy=policy_named("strict"), pool=0, sessions=sessions) as box:
         first, second = box.session(), box.session(language="bash")
         first.execute("1")
         second.execute(":")

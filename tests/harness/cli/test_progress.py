@@ -230,7 +230,7 @@ SERVERS = {
     "serve": (["serve", "--socket", "{place}/socket"], "starting cells", "serving strict at"),
     "web": (["web", "--http", "127.0.0.1:0"], "starting the server", "serving at http"),
     "mcp": (["mcp", "--http", "127.0.0.1:0"], "starting the server", "serving MCP at http"),
-    "mcp over stdio": (["mcp"], "starting the server", "starting cells"),
+    "mcp over stdio": (["mcp"], "starting the server", "starting the server"),
 }
 IMPATIENT = """
 import sys
