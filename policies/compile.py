@@ -122,6 +122,9 @@ def compile_policy(
         if listened
         else {},
         measured=_numbered(table, {call: call for call in table.measured}) if listened else {},
+        noted=_numbered(table, {rule.call: rule.call for rule in rules if rule.call in table.noted})
+        if listened
+        else {},
         locks=_numbered(table, {rule.call: rule.call for rule in locks.heard}),
         environment=_environment(policy, host, layers, runs),
         python_path=policy.python.path,
@@ -396,7 +399,7 @@ def _answers_to_locks(table: SyscallTable, *, is_heard: bool, is_alone: bool) ->
 def _listened(policy: Policy, table: SyscallTable, runs: CellLanguage) -> Listened:
     interpreters = LANGUAGES[runs.language].quiet if runs.language in LANGUAGES else ()
     quiet = (*table.quiet, *interpreters)
-    return Listened(quiet, (*_watched(policy, table), *table.measured))
+    return Listened(quiet, (*_watched(policy, table), *table.measured, *table.noted))
 
 
 def _watched(policy: Policy, table: SyscallTable) -> tuple[str, ...]:

@@ -113,6 +113,9 @@ class Plan(_Data, frozen=True):
     answers: dict[int, tuple[CallAnswer, ...]]  # of the listener; EPERM where none holds
     watched: dict[int, str]  # allowed calls that the listener records and lets continue
     measured: dict[int, str]  # calls that the listener answers with the size of the cell's machine
+    noted: dict[
+        int, str
+    ]  # calls that the listener notes and lets continue: they make objects of System V
     locks: dict[int, str]  # calls that lock files, which the listener counts and answers
     environment: dict[str, str]
     python_path: tuple[str, ...]

@@ -41,6 +41,7 @@ class SyscallTable(msgspec.Struct, frozen=True):
     quiet: tuple[str, ...]  # refused without notice to the listener
     watched: tuple[str, ...]  # allowed with notice to the listener
     measured: tuple[str, ...]  # allowed, and answered by the listener
+    noted: tuple[str, ...]  # allowed where a group has them, and noted by the listener
     unknown: tuple[str, ...]
     numbers: dict[str, int]
 
@@ -135,6 +136,7 @@ def syscall_table() -> SyscallTable:
         quiet=tuple(call for part in parts if "quiet" in part for call in part["calls"]),
         watched=tuple(data["watched"]["calls"]),
         measured=tuple(data["measured"]["calls"]),
+        noted=tuple(data["noted"]["calls"]),
         unknown=tuple(data["unknown"]["calls"]),
         numbers=data["numbers"],
     )

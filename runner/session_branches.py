@@ -48,8 +48,10 @@ def _copy_memory(
 
 
 def require_alone(held: HeldCell) -> None:
-    """Raise CannotBranch if something runs that changes the files after their copy: it may have ended
-    when the process is stopped, which would not show it any more."""
+    """Raise CannotBranch if there may be System V objects, or if something runs that changes the files
+    after their copy: it may have ended when the process is stopped, which would not show it any more."""
+    if held.listener and held.listener.has_system_v:
+        raise CannotBranch("it made System V shared memory or semaphores, which are not copied")
     if company := processes.company_of(pid_of(held.cell.guest), pid_of(held.cell.pidfd)):
         raise CannotBranch(f"it {company}")
 

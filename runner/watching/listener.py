@@ -47,6 +47,8 @@ class Listener:
         self._cgroup = cgroup
         self._machine: MachineFiles | None = None
         self._measured = plan.measured
+        self._noted_calls = plan.noted
+        self.has_system_v = False  # whether a process may have made objects that outlive it
         self._refusals = plan.refusals
         self._answers = plan.answers
         self._groups = plan.groups
@@ -74,6 +76,10 @@ class Listener:
         elif notification.number in self._measured:
             self._opens += 1
             self._machine_files().answer_call(notification, self._measured[notification.number])
+        elif notification.number in self._noted_calls and not self._is_answered(notification):
+            self._opens += 1
+            self.has_system_v = True
+            self._let_go_on(notification)
         elif self.locks.takes(notification):
             self._opens += 1
             self.locks.answer(notification)
@@ -148,6 +154,11 @@ class Listener:
 
     def _let_go_on(self, notification: Notification) -> None:
         notifications.let_go_on(self._descriptor, notification)
+
+    def _is_answered(self, notification: Notification) -> bool:
+        """Tell whether the plan has an answer to this form of a call."""
+        answers = self._answers.get(notification.number, ())
+        return any(_holds(each, notification) for each in answers)
 
     def _refuse(self, notification: Notification) -> None:
         """Give the answer that the plan has for the call, and record it unless it is success."""

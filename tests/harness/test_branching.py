@@ -393,3 +393,18 @@ def test_a_branching_process_that_was_killed_is_replaced(sandbox: Sandbox) -> No
         assert channel.has_news(killed.control.fileno(), 5.0)
         branches(source)[0].close()
         assert process.pid != before
+
+
+@pytest.mark.needs("cgroup")
+def test_system_v_objects_are_not_left_out_of_a_branch_in_silence() -> None:
+    code = "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.shmget(7, 4096, 0o1600) >= 0"
+    with Sandbox(policy=policy_named("standard"), pool=2) as box, box.session() as source:
+        assert value(source, "1") == 1
+        (plain,) = branches(source)
+        plain.close()
+        assert value(source, code) is True
+        (branch,) = source.branch()
+        with branch:
+            assert branch.forked_by == "replay"
+            assert "System V" in branch.not_copied
+            assert value(branch, "libc.shmget(7, 4096, 0o600) >= 0") is True  # made again

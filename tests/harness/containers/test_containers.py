@@ -159,7 +159,11 @@ def test_a_rootfs_is_what_programs_see(runtime: str, rootfs: Path) -> None:
     with oci(runtime, "standard", rootfs=rootfs) as sandbox:
         result = sandbox.execute("open('/etc/os-release').read(), open('/usr/share/word').read()")
         assert result.value == ["ID=tiny\n", "hello"]
-        assert sandbox.execute("open('/etc/passwd').read()").value.splitlines()[1].startswith("cell:x:1000")
+        assert (
+            sandbox.execute("open('/etc/passwd').read()")
+            .value.splitlines()[1]
+            .startswith("cell:x:1000")
+        )
         assert sandbox.execute("open('/usr/share/word', 'w')").status is SandboxStatus.FAILED
         ran = sandbox.run(["/bin/cat", "/usr/share/word"])
         assert (ran.exit_code, ran.stdout) == (0, "hello")
