@@ -49,7 +49,7 @@ def _copy_memory(
 
 def require_alone(held: HeldCell) -> None:
     """Raise CannotBranch if there may be System V objects, or if something runs that changes the files
-    after their copy: it may have ended when the process is stopped, which would not show it any more."""
+    after their copy: it may have ended when the process is stopped, which would not show it then."""
     if held.listener and held.listener.has_system_v:
         raise CannotBranch("it made System V shared memory or semaphores, which are not copied")
     if company := processes.company_of(pid_of(held.cell.guest), pid_of(held.cell.pidfd)):

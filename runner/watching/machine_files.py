@@ -26,6 +26,7 @@ _AT_ONCE_BYTES = 1024 * 1024
 _BYTES_A_SECOND = 8192  # two files: what a guest keeps open grows by less than 30 MiB an hour
 _MOST_BYTES = 256 * 1024  # of a table of sockets or mounts, which grows as the cell makes them
 _KIB = 1024
+_NOT_READING = os.O_ACCMODE | os.O_CREAT | os.O_DIRECTORY | os.O_PATH | os.O_TRUNC
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NETWORK = (
@@ -95,7 +96,7 @@ class MachineFiles:
 
     def answer_open(self, notification: Notification, path: str, flags: int) -> bool:
         """Answer an open of `path` if it is one of the machine's; return whether it was."""
-        if not path.startswith(("/proc/", "/sys/fs/")) or flags & os.O_ACCMODE != os.O_RDONLY:
+        if not path.startswith(("/proc/", "/sys/fs/")) or flags & _NOT_READING:
             return False
         path = os.path.normpath(path)
         if path.startswith("/proc/thread-self/"):
@@ -151,7 +152,9 @@ class MachineFiles:
 
     def _affinity(self, notification: Notification) -> int | None:
         """Write the set of the first processors that the thread may use: as many as the cell sees."""
-        _, size, address = notification.arguments[:3]
+        pid, size, address = notification.arguments[:3]
+        if pid and pid not in _ids_of(notification.thread):
+            return None  # another process: the kernel knows whether there is one
         try:
             allowed = sorted(os.sched_getaffinity(notification.thread))[: self._processors]
         except OSError:
@@ -233,6 +236,12 @@ class MachineFiles:
     def _cgroups(self, _: int) -> bytes:
         lines = "".join(f"{name}\t0\t1\t1\n" for name in _CONTROLLERS)
         return f"#subsys_name\thierarchy\tnum_cgroups\tenabled\n{lines}".encode()
+
+
+def _ids_of(thread: int) -> set[int]:
+    """Return the numbers of a thread and of its process in the cell."""
+    lines = _read(f"/proc/{thread}/status").splitlines()
+    return {int(line.split()[-1]) for line in lines if line.startswith((b"NSpid:", b"NStgid:"))}
 
 
 def _empty(_: int) -> bytes:

@@ -204,3 +204,19 @@ def test_what_was_read_of_a_caller_that_is_gone_is_not_kept(
     asks = "import os\nread = lambda: os.read(os.open('/proc/mounts', 0), 99).decode()\n"
     result = strict.execute(f"{asks}try:\n    read()\nexcept ProcessLookupError:\n    pass\nread()")
     assert (result.value, len(given)) == ("the cell's", 1)
+
+
+def test_other_processes_and_other_ways_to_open_are_answered_by_the_kernel(strict: Sandbox) -> None:
+    code = """
+import os
+seen = [len(os.sched_getaffinity(os.getpid()))]
+for attempt in (lambda: os.sched_getaffinity(99999), lambda: os.open("/proc/stat", os.O_DIRECTORY),
+                lambda: os.open("/proc/stat", os.O_PATH), lambda: os.open("/proc/stat", os.O_CREAT)):
+    try: attempt(); seen.append(0)
+    except OSError as error: seen.append(error.errno)
+seen
+"""
+    found = strict.execute(code).value
+    assert found[0] == 1
+    assert found[1] == errno.ESRCH
+    assert all(found[2:])
