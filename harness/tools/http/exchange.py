@@ -68,7 +68,7 @@ def system_addresses(name: str, port: int) -> Sequence[str]:
 
 
 class _Lookups:
-    """Counts lookups, which cannot be interrupted (getaddrinfo(3)), also once nobody waits for them.
+    """Counts lookups, which cannot be interrupted (getaddrinfo(3)), also after their callers gave up.
 
     No caller takes the threads of others: names that it may ask for can have slow name servers.
     """

@@ -15,7 +15,7 @@ def use(path, flags):
             path, flags = f"/proc/self/fd/{os.open(path, os.O_PATH)}", flags & ~os.O_PATH
         os.open(path, flags | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno != errno.ENXIO:  # a pipe that nobody reads would be one all the same
+        if error.errno != errno.ENXIO:  # ENXIO: a pipe without a reader
             return
     used.append(f"{path} {flags}")
 
