@@ -373,7 +373,8 @@ def test_doors_that_a_request_left_open_are_shut_with_it(sandbox: Sandbox) -> No
         session.execute("1")
         opened = len(os.listdir("/proc/self/fd"))
         assert session.execute(f"{ASK}\nheld = [door() for _ in range(20)]\nlen(held)").value == 20
-        assert len(os.listdir("/proc/self/fd")) == opened
+        # The thread that gave the last door closes our end of it when it runs next.
+        assert soon(lambda: len(os.listdir("/proc/self/fd")) == opened)
         assert session.execute("[hear(each) for each in held] == [''] * 20").value is True
         assert session.execute("d = door(); say(d, b'\\0echo\\0{}\\0'); hear(d)").value == "\n{}\n"
     assert len(os.listdir("/proc/self/fd")) == before
