@@ -20,12 +20,12 @@ from ..kernel.notifications import Notification
 from ..result import SEVERAL, Violation
 from . import evidence
 from .evidence import OpenAttempt
-from .giver import Giver
 from .guest_memory import bytes_at
 from .locks import Locks
 from .shown import Shown
 
 if TYPE_CHECKING:
+    from .giver import Giver
     from .machine_files import MachineFiles
 
 _NOTED_IN_FULL = 100  # distinct attempts; after them only the call's name is kept
@@ -54,7 +54,7 @@ class Listener:
         self._groups = plan.groups
         self._watched = plan.watched
         self._shown = shown
-        self.giver = Giver(descriptor)
+        self._giver: Giver | None = None
         self.locks = Locks(descriptor, plan.locks, self._note_lock)
         self._left = self._limit = limit
         self._opens = 0
@@ -137,10 +137,20 @@ class Listener:
             )
         return self._machine
 
+    @property
+    def giver(self) -> "Giver":
+        """Gives descriptors to callers, in a thread."""
+        if self._giver is None:  # few programs open what needs one
+            from .giver import Giver
+
+            self._giver = Giver(self._descriptor)
+        return self._giver
+
     def close(self) -> None:
         """Free what the listener holds; its descriptor is the cell's."""
         self.locks.close()
-        self.giver.close()
+        if self._giver:
+            self._giver.close()
         if self._machine:
             self._machine.close()
 
