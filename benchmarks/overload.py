@@ -43,7 +43,7 @@ def _sessions(settings: Settings, rows: list[tuple[Value, ...]]) -> LeakCheck:
     """Ask sessions, each of which remembers a nonce, while they are closed, crash, or are evicted."""
     alive = _SMOKE_ALIVE if settings.smoke else _ALIVE
     count = max(alive, settings.amount(1000, 40))
-    with sandbox(settings, sessions=SessionSettings(alive=alive)) as made:
+    with sandbox(settings, sessions=SessionSettings(alive=alive, evict=True)) as made:
         _use_sessions(made, alive + _THREADS, alive)
         before = settled(made.settle)
         wrong, ends, memory = _use_sessions(made, count, alive)
