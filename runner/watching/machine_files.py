@@ -107,7 +107,7 @@ class MachineFiles:
         try:
             content = make(notification.thread)
             if not notifications.is_waiting(self._listener, notification):
-                return True  # what was read may be another's, and would be kept
+                return True  # the table may be another process's, and would be kept
             descriptor = self._opened(path, content)
         except OSError as error:
             notifications.refuse(self._listener, notification, error.errno or errno.EIO)

@@ -26,7 +26,7 @@ from .messages import E2bNetwork, NewSandbox
 from .snapshots import E2bSnapshot, Snapshots
 from .terminals import Terminals
 
-ENVD_VERSION = "0.6.4"  # whose interface the cell's part has
+ENVD_VERSION = "0.6.4"  # the cell's part has the interface of this version
 _PAUSED_SECONDS = 24 * 60 * 60
 _MOST_METRICS = 1000
 HOME = "/home/user"

@@ -95,7 +95,7 @@ class DirectoryWatcher:
 
 
 WATCHERS: dict[str, DirectoryWatcher] = {}
-_ALL: list[DirectoryWatcher] = []  # those of streams too
+_ALL: list[DirectoryWatcher] = []  # streams have watchers here too
 
 
 def note_upload(path: str) -> None:
