@@ -1,18 +1,20 @@
 """Detection of the control groups that this process may use."""
 
 import contextlib
+import errno
 import itertools
 import os
 import re
 from collections.abc import Iterable
 
-from .tree import (
+from .cgroup_tree import (
     CgroupTree,
-    NoCgroups,
+    lock_of,
     read,
     remove_given_up,
     remove_with_cells,
     start_time,
+    this_process,
     write,
 )
 from .v1 import CgroupTreeV1
@@ -24,7 +26,8 @@ _USABLE = (
     "a delegated v2 cgroup is one, and so is a directory in a v1 hierarchy, such as "
     "/sys/fs/cgroup/memory/mine with /sys/fs/cgroup/pids/mine and the like beside it"
 )
-_NUMBERS = 3  # after the prefix, in the name of a directory (`_name`)
+_NUMBERS = 3  # numbers after the prefix in the name of a directory (`_name`)
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # these say nothing about the host's layers
 _counter = itertools.count()
 
 
@@ -36,20 +39,23 @@ def open_tree(keeper: int, root: str | None = None) -> CgroupTree:
     directory for each v1 controller, as /sys/fs/cgroup does.
 
     Default: the v1 hierarchies that have the controllers, if this process may write there; else a
-    v2 scope that systemd delegates; else the top of v2, if systemd does not own it.
+    v2 scope that systemd delegates; else the top of v2, if systemd does not own it.  Raises OSError
+    where this process lacks descriptors or memory to look.
     """
     root = root or os.environ.get("CELLWRIGHT_CGROUP_ROOT") or None  # empty is unset
     try:
         tree = _tree(keeper, root)
     except OSError as error:
-        return NoCgroups(f"{error.filename}: {error.strerror}")
+        if error.errno in _SHORT_OF:
+            raise
+        return CgroupTree(f"{error.filename}: {error.strerror}")
     tree.missing["memory"] = tree.missing["memory"] or not_counted(_command_line())
     return tree
 
 
 def _tree(keeper: int, root: str | None) -> CgroupTree:
     if root is not None:
-        from pathlib import PurePath  # most take the default
+        from pathlib import PurePath  # most callers take the default
 
         return _at(str(PurePath(root)))
     if found := hierarchies(mountinfo()):
@@ -84,7 +90,7 @@ def _at(root: str) -> CgroupTree:
     children = {name: f"{root}/{name}" for name in _WANTED if os.path.isdir(f"{root}/{name}")}
     if found := _namesakes(root) or children:
         return _v1(found)
-    return NoCgroups(f"{root} is no cgroup directory: {_USABLE}")
+    return CgroupTree(f"{root} is no cgroup directory: {_USABLE}")
 
 
 def _namesakes(root: str) -> dict[str, str]:
@@ -99,7 +105,7 @@ def _namesakes(root: str) -> dict[str, str]:
 
 
 def _place_in(top: str, directory: str) -> str | None:
-    """Return what follows `top` in the path of a directory in it; None if it is not in it."""
+    """Return the path of a directory relative to `top`; None if it is not inside."""
     place = directory.removeprefix(top)
     is_in = directory == top or (directory.startswith(top) and place.startswith("/"))
     return place if is_in else None
@@ -125,16 +131,16 @@ def _freezer_beside(directories: dict[str, str]) -> str | None:
 
 
 def _v2(keeper: int) -> CgroupTree:
-    from .systemd import delegated_scope  # not where there is v1
+    from .systemd import delegated_scope  # imported only without cgroup v1
 
     scope, refusal = delegated_scope(keeper, _name())
     if scope:
         return CgroupTreeV2(str(scope), create=False)
     top = _mount_point_of_v2(mountinfo())
     if top is None:
-        return NoCgroups("no cgroup file system is mounted")
+        return CgroupTree("no cgroup file system is mounted")
     if not os.access(f"{top}/cgroup.subtree_control", os.W_OK):
-        return NoCgroups(f"{top} is not ours to write, and systemd: {refusal}")
+        return CgroupTree(f"{top} is not ours to write, and systemd: {refusal}")
     _enable_at(top)
     sweep([top])
     return CgroupTreeV2(f"{top}/{_name()}", create=True)
@@ -152,7 +158,7 @@ def _enable_at(top: str) -> None:
 
 
 def _name() -> str:
-    return f"{_PREFIX}-{os.getpid()}-{start_time(os.getpid())}-{next(_counter)}"
+    return f"{_PREFIX}-{this_process()}-{next(_counter)}"
 
 
 def sweep_host() -> list[str]:
@@ -179,9 +185,20 @@ def sweep(parents: Iterable[str]) -> list[str]:
             if prefix != _PREFIX or len(numbers) < _NUMBERS or not numbers[0].isdecimal():
                 continue
             left = f"{parent}/{name}"
-            if start_time(int(numbers[0])) != numbers[1] and remove_with_cells(left):
+            if start_time(int(numbers[0])) != numbers[1] and _remove_unlocked(left):
                 removed.append(left)
     return removed
+
+
+def _remove_unlocked(directory: str) -> bool:
+    """Remove it unless its supervisor lives in another pid namespace, where its number says nothing."""
+    with contextlib.suppress(OSError):  # another process removed it, or it is another user's
+        if (lock := lock_of(directory)) is not None:
+            try:
+                return remove_with_cells(directory)
+            finally:
+                os.close(lock)
+    return False
 
 
 def _names_in(directory: str) -> list[str]:

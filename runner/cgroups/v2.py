@@ -3,92 +3,77 @@
 import contextlib
 import os
 
-from .tree import (
+from .cgroup_tree import (
     CONTROLLERS,
     Caps,
     Cgroup,
-    CgroupUsage,
-    Counters,
+    CgroupTree,
     give_up,
-    may_have_events,
-    open_all,
+    let_go,
+    make_all_held,
     read,
     read_field,
-    read_number,
-    remove,
     remove_with_cells,
     write,
 )
+from .counters import CountedCgroup
 
 _PERIOD_MICROSECONDS = 100_000
+_AGAIN = {  # counters that only `renew` reads
+    "processes": ("v2", "pids.current"),
+    "memory": ("v2", "memory.current"),
+    "kills": ("v2", "memory.events"),
+    "refusals": ("v2", "pids.events"),
+}
 _COUNTERS = {
     "cpu": "cpu.stat",
-    "memory_peak": "memory.peak",  # Linux 5.19
+    "memory_peak": "memory.peak",  # Linux 5.19; since 6.12 a descriptor can be reset
     "processes_peak": "pids.peak",  # Linux 6.6
 }
 
 
-class CgroupV2:
+class CgroupV2(CountedCgroup):
     """One cell's directory."""
 
     into_cgroup = True
-    can_exceed = False
+    _parts = 1_000_000
+    _again = _AGAIN
 
     def __init__(self, directory: str, caps: Caps, controllers: frozenset[str], owner: int) -> None:
-        self._directory = directory
-        self._is_frozen = False
-        self._caps = caps
+        self._directory, self._controllers, self._owner = directory, controllers, owner
+        counters = {name: f"{directory}/{file}" for name, file in _COUNTERS.items()}
+        thawing = f"{directory}/cgroup.freeze", "0"
+        super().__init__(caps, (directory,), counters, f"{directory}/memory.current", thawing)
         self.places = {"v2": directory}
-        self.descriptors: tuple[int, ...] = ()
-        os.mkdir(directory)
-        try:
-            _set(directory, caps, controllers)
-            _give(directory, owner)
-            self.descriptors = open_all([directory], os.O_RDONLY)
-            self._counters = Counters(
-                {name: f"{directory}/{file}" for name, file in _COUNTERS.items()}
-            )
-        except BaseException:  # no memory, Ctrl-C: no caller would remove it
-            self.close_descriptors()
-            remove([directory])
-            raise
 
-    def close_descriptors(self) -> None:
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors = ()
+    def _prepare(self, caps: Caps) -> tuple[list[str], int]:
+        directory = self._directory
+        if "memory" in self._controllers:
+            write(f"{directory}/memory.max", str(caps.memory_bytes))
+            write(f"{directory}/memory.oom.group", "1")
+            with contextlib.suppress(FileNotFoundError):  # a kernel without swap
+                write(f"{directory}/memory.swap.max", "0")
+        self._write_cpu_cap()
+        if "pids" in self._controllers:
+            write(f"{directory}/pids.max", str(caps.processes))
+        _give(directory, self._owner)
+        return [directory], os.O_RDONLY
 
-    def cpu_seconds(self) -> float | None:
-        return _seconds(self._counters.fields("cpu"), "usage_usec")
+    def _write_cpu_cap(self) -> None:
+        if "cpu" in self._controllers:
+            quota = int(self._caps.cpus * _PERIOD_MICROSECONDS)
+            write(f"{self._directory}/cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
 
-    def usage(self, *, ended_well: bool = True) -> CgroupUsage:
-        cpu, caps = self._counters.fields("cpu"), self._caps
-        memory = self._counters.number("memory_peak")
-        processes = self._counters.number("processes_peak")
-        killed = refused = 0
-        if not ended_well or may_have_events(memory, caps.memory_bytes):
-            killed = read_field(f"{self._directory}/memory.events", "oom_kill") or 0
-        if may_have_events(processes, caps.processes):
-            refused = read_field(f"{self._directory}/pids.events", "max") or 0
-        return CgroupUsage(
-            cpu_user_seconds=_seconds(cpu, "user_usec"),
-            cpu_system_seconds=_seconds(cpu, "system_usec"),
-            memory_peak_bytes=memory,
-            processes_peak=processes,
-            killed_for_memory=killed,
-            forks_refused=refused,
-        )
+    def _times(self) -> tuple[int, int] | None:
+        cpu = self._counters.fields("cpu")
+        return (cpu["usage_usec"], cpu["user_usec"]) if "usage_usec" in cpu else None
 
-    def memory_peak_bytes(self) -> int | None:
-        return self._counters.number("memory_peak")
-
-    def memory_bytes(self) -> int | None:
-        return read_number(f"{self._directory}/memory.current")
-
-    def has_exceeded(self) -> bool:
-        return False
+    def _events(self, *, kills: bool) -> int:
+        file, field = ("memory.events", "oom_kill") if kills else ("pids.events", "max")
+        return read_field(f"{self._directory}/{file}", field) or 0
 
     def freeze(self) -> bool:
+        self.retire()
         try:
             write(f"{self._directory}/cgroup.freeze", "1")
         except OSError:  # before Linux 5.2, or the cell has ended
@@ -96,36 +81,10 @@ class CgroupV2:
         self._is_frozen = True
         return True
 
-    def thaw(self) -> None:
-        if self._is_frozen:
-            self._is_frozen = False
-            with contextlib.suppress(OSError):  # the cell has ended
-                write(f"{self._directory}/cgroup.freeze", "0")
-
     def kill(self) -> None:  # works on frozen processes (cgroup-v2.rst, cgroup.freeze)
+        self.retire()
         with contextlib.suppress(OSError):  # before Linux 5.14; init's end does it alone there
             write(f"{self._directory}/cgroup.kill", "1")
-
-    def remove(self) -> bool:
-        self._counters.close()
-        return remove([self._directory])
-
-
-def _set(directory: str, caps: Caps, controllers: frozenset[str]) -> None:
-    if "memory" in controllers:
-        write(f"{directory}/memory.max", str(caps.memory_bytes))
-        write(f"{directory}/memory.oom.group", "1")
-        with contextlib.suppress(FileNotFoundError):  # a kernel without swap
-            write(f"{directory}/memory.swap.max", "0")
-    if "cpu" in controllers:
-        quota = int(caps.cpus * _PERIOD_MICROSECONDS)
-        write(f"{directory}/cpu.max", f"{quota} {_PERIOD_MICROSECONDS}")
-    if "pids" in controllers:
-        write(f"{directory}/pids.max", str(caps.processes))
-
-
-def _seconds(fields: dict[str, int], name: str) -> float | None:
-    return fields[name] / 1e6 if name in fields else None
 
 
 def _give(directory: str, owner: int) -> None:
@@ -135,17 +94,15 @@ def _give(directory: str, owner: int) -> None:
         os.chown(f"{directory}/cgroup.procs", owner, -1)
 
 
-class CgroupTreeV2:
+class CgroupTreeV2(CgroupTree):
     """A supervisor's directory: the launcher in one child, each cell in a child of its own."""
-
-    joined_by_write = 0
 
     def __init__(self, directory: str, *, create: bool) -> None:
         """Use `directory`, which must hold no foreign process; with `create`, make it."""
-        if create:
-            os.mkdir(directory)
+        super().__init__("")
         self._directory = directory
         self._created = create
+        self._held = make_all_held([directory] if create else [])
         self._owner = os.geteuid()
         self._launcher_directory = f"{directory}/launcher"
         self.places = {"v2": directory}
@@ -158,8 +115,8 @@ class CgroupTreeV2:
         }
 
     def admit(self, keeper: int, uid: int) -> None:
-        """Move `keeper`, and so what it forks, into a child, because of the "no internal processes"
-        rule, and enable the controllers for the cells beside it."""
+        """Move `keeper`, and so its children, into a child cgroup, because of the "no internal
+        processes" rule. Then enable the controllers for the cells beside it."""
         self._owner = uid
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._launcher_directory)
@@ -174,5 +131,6 @@ class CgroupTreeV2:
     def close(self) -> None:
         if self._created:
             give_up(self._directory)
-        else:  # systemd ends its scope, but leaves a directory in which a cell's still was then
+            let_go(self._held)
+        else:  # systemd ends the scope, but leaves a directory that still held a cell's
             remove_with_cells(self._directory)

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from ...policies.digest import digest
 from ...policies.errors import LaunchError
-from ..cgroups.tree import read
+from ..cgroups.cgroup_tree import read
 
-# Above every id that distributions give out (systemd's UIDS-GIDS.md: from 0x70000000 on unused),
-# and one for each living supervisor, so that no two of them share a uid's quotas.
+# Above every id that distributions use (systemd's UIDS-GIDS.md: unused from 0x70000000). Each living
+# process of a pid namespace has an id of its own for cells, so that no two share a uid's quotas.
 _FIRST = 0x70000000
 _ABOVE_PIDS = 1 << 22  # the largest pid_max of proc(5)
 _SHARED_OUT = 1024  # ids at the end of a container's range, below 65534 (nobody)

@@ -20,7 +20,8 @@ def main() -> None:
         name = file.partition(".")[0]
         if not name.startswith(_SKIPPED):
             _load(importlib.import_module, name)
-    _load(ctypes.CDLL, "libgcc_s.so.1")  # glibc loads it when a thread exits (pthread_exit(3))
+    # glibc loads it when a thread exits (pthread_exit(3))
+    _load(ctypes.CDLL, "libgcc_s.so.1")
     with open("/proc/self/maps") as maps:
         paths = {line.split(None, 5)[5].strip() for line in maps if "/" in line}
     libraries = sorted(path for path in paths if ".so" in os.path.basename(path))

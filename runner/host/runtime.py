@@ -8,12 +8,12 @@ import msgspec
 
 from ...policies.errors import LaunchError
 from ...policies.languages import OWN_PROGRAMS
-from .cache import cached
+from .answer_cache import cached
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_DISTRIBUTION_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")  # to /usr/..., on merged hosts
+_DISTRIBUTION_LINKS = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")  # with a merged /usr
 _DATA = ("/usr/share/zoneinfo", "/etc/ld.so.cache")  # zoneinfo(3), ld.so(8)
 _PROBE_SECONDS = 60
 
@@ -25,7 +25,7 @@ class Runtime(msgspec.Struct, frozen=True):
     files: tuple[str, ...]
     links: tuple[tuple[str, str], ...]
     hidden: tuple[str, ...]
-    programs: tuple[str, ...]  # needed if a cell may start other programs
+    programs: tuple[str, ...]  # shown if a cell may start other programs, such as a compiler
 
     @property
     def loader(self) -> str:
@@ -48,12 +48,12 @@ def find_runtime(executable: str) -> Runtime:
     except OSError as error:
         message = f"cannot use {executable} as interpreter: {error.strerror}"
         raise LaunchError(message, "install it or name another one") from None
-    key = f"runtime 3 {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
+    key = f"runtime 4 {executable} {stat.st_mtime_ns} {stat.st_size} {sys.version}"
     return cached(key, Runtime, lambda: _ask(executable))
 
 
 def _ask(executable: str) -> Runtime:
-    from pathlib import Path  # slow to import, and the answer is kept
+    from pathlib import Path  # slow to import, and the answer is cached
 
     stdlib, *libraries = _stdlib_and_libraries(executable)
     outside = [path for path in libraries if not path.startswith(stdlib + "/")]
@@ -64,15 +64,19 @@ def _ask(executable: str) -> Runtime:
     hidden = [path for path in (f"{stdlib}/site-packages",) if os.path.isdir(path)]
     # The path of the dynamic loader is fixed in every program: /lib64 on some architectures, a link
     # in /lib on others.
-    programs = (executable, *(path for path in ("/usr/lib64",) if os.path.isdir(path)))
+    places = ["/usr/lib64"]
+    if not stdlib.startswith("/usr/lib/"):  # else system_files.toml has its headers
+        prefix = stdlib.removesuffix(f"/lib/{os.path.basename(stdlib)}")
+        places.append(f"{prefix}/include/{os.path.basename(stdlib)}")
+    programs = (executable, *filter(os.path.isdir, places))
     return Runtime(executable, (stdlib, *outside, *data), tuple(links), tuple(hidden), programs)
 
 
 def _stdlib_and_libraries(executable: str) -> list[str]:
-    import subprocess  # only if nothing is cached
+    import subprocess  # needed only without a cached answer
 
     script = os.path.join(os.path.dirname(__file__), "loaded_libraries.py")
-    done = subprocess.run(  # an environment would change what the loader finds
+    done = subprocess.run(  # run without an environment, which would change what the loader finds
         [executable, "-I", "-S", script],
         env={}, cwd="/", capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False,
     )  # fmt: skip
@@ -82,7 +86,7 @@ def _stdlib_and_libraries(executable: str) -> list[str]:
 
 
 def sonames(library: "Path") -> list[tuple[str, str]]:
-    """Return the links beside `library` that lead to it: programs ask for those names."""
+    """Return the links to `library` in its directory, whose names programs use."""
     return [
         (str(link), library.name)
         for link in library.parent.glob(library.name.partition(".so")[0] + "*")

@@ -3,10 +3,9 @@
 import os
 import struct
 
-from . import libc
-from .libc import AT_FDCWD
+from . import AT_FDCWD, syscall
 
-TYPE_CHECKING = False  # a supervisor asks for the ABI alone
+TYPE_CHECKING = False  # spares an import to a supervisor that asks only for the ABI
 if TYPE_CHECKING:
     from .steps import Descriptor, SystemCalls
 
@@ -29,7 +28,7 @@ MAKE_SYM = 1 << 12
 REFER = 1 << 13
 TRUNCATE = 1 << 14
 IOCTL_DEV = 1 << 15
-RESOLVE_UNIX = 1 << 16  # connect(2) and sendmsg(2) to paths of sockets that were made outside
+RESOLVE_UNIX = 1 << 16  # restricts connect(2) and sendmsg(2) to pathname sockets made outside
 
 READ = READ_FILE | READ_DIR
 WRITE = (
@@ -45,7 +44,7 @@ _SCOPE_ALL = 0b11  # abstract Unix sockets, signals
 def abi() -> int:
     """Return the kernel's Landlock ABI, 0 where there is none."""
     try:
-        return libc.syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
+        return syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
     except OSError:
         return 0
 

@@ -13,7 +13,7 @@ _ADD_DESCRIPTOR = 0x40182103  # _IOW('!', 3, struct seccomp_notif_addfd)
 _SET_FLAGS = 0x40082104  # _IOW('!', 4, __u64), Linux 6.6
 _SYNC_WAKE_UP = 1
 _CONTINUE = 1
-_AND_ANSWER = 2  # SECCOMP_ADDFD_FLAG_SEND, Linux 5.14: it is what the call returns
+_AND_ANSWER = 2  # SECCOMP_ADDFD_FLAG_SEND, Linux 5.14: the call returns the new descriptor
 _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _ID = struct.Struct("=Q")
@@ -25,7 +25,7 @@ class Notification(NamedTuple):
     """A system call that waits for an answer.  `thread` may be used while `is_waiting` says so."""
 
     id: int
-    thread: int  # as this process's pid namespace numbers it
+    thread: int  # thread id in this process's pid namespace
     number: int
     arguments: tuple[int, ...]
 
@@ -48,7 +48,7 @@ def is_listener(descriptor: int) -> bool:
 
 def receive(listener: int) -> Notification | None:
     """Take the next notification; None if the caller died meanwhile."""
-    buffer = bytearray(_NOTHING)  # the kernel refuses one that is not zeroed
+    buffer = bytearray(_NOTHING)  # the kernel refuses a buffer that is not zeroed
     try:
         fcntl.ioctl(listener, _RECV, buffer, True)
     except OSError as error:
@@ -60,7 +60,7 @@ def receive(listener: int) -> Notification | None:
 
 
 def is_waiting(listener: int, notification: Notification) -> bool:
-    """Tell whether the call still waits, and so whether `thread` still is who made it."""
+    """Tell whether the call still waits, and so whether `thread` still is its caller."""
     try:
         fcntl.ioctl(listener, _ID_VALID, _ID.pack(notification.id))
     except OSError:
@@ -74,7 +74,7 @@ def refuse(listener: int, notification: Notification, number: int) -> None:
 
 
 def let_go_on(listener: int, notification: Notification) -> None:
-    """Have the kernel execute the call as if nobody had listened."""
+    """Have the kernel execute the call as if there were no listener."""
     _send(listener, _RESPONSE.pack(notification.id, 0, 0, _CONTINUE))
 
 
@@ -100,5 +100,10 @@ def _send(listener: int, response: bytes) -> None:
     try:
         fcntl.ioctl(listener, _SEND, response)
     except OSError as error:
-        if error.errno != errno.ENOENT:  # it died, or a signal took it out of the call
+        if error.errno != errno.ENOENT:  # ENOENT: the thread died, or a signal interrupted the call
             raise
+
+
+def int32(argument: int) -> int:
+    """Return the C int that a register holds."""
+    return (argument & 0xFFFFFFFF) - ((argument & 0x80000000) << 1)

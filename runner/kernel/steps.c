@@ -31,6 +31,7 @@ PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,6 +44,9 @@ PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
 #ifndef PR_GET_TID_ADDRESS
 #define PR_GET_TID_ADDRESS 40
 #endif
@@ -50,7 +54,8 @@ PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
 enum {
     NR_PIDFD_SEND_SIGNAL = 424, NR_OPEN_TREE = 428, NR_MOVE_MOUNT = 429, NR_FSOPEN = 430,
     NR_FSCONFIG = 431, NR_FSMOUNT = 432, NR_PIDFD_OPEN = 434, NR_CLONE3 = 435,
-    NR_CLOSE_RANGE = 436, NR_OPENAT2 = 437, NR_PIDFD_GETFD = 438, NR_MOUNT_SETATTR = 442,
+    NR_CLOSE_RANGE = 436, NR_OPENAT2 = 437, NR_PIDFD_GETFD = 438, NR_PROCESS_MADVISE = 440,
+    NR_MOUNT_SETATTR = 442,
     NR_LANDLOCK_CREATE_RULESET = 444,
     NR_LANDLOCK_ADD_RULE = 445, NR_LANDLOCK_RESTRICT_SELF = 446,
 };
@@ -62,7 +67,7 @@ enum { MAGIC = 0x50455453, SETUP_FAILED = 70 /* EX_SOFTWARE; the status channel 
 /* What an argument is, four bits each: itself, where it lies in the data, or what a step answered. */
 enum { LITERAL, DATA, RESULT };
 /* What a step does. */
-enum { CALL, STORE, KEEP_ONLY, TELL, OWN_PAGES, OPERATIONS };
+enum { CALL, STORE, KEEP_ONLY, TELL, OWN_PAGES, MAP_IDS, OPERATIONS };
 /* How a step may go wrong without ending the cell. */
 enum { MAY_FAIL = 1, KNOWN_FLAGS = 1 };
 
@@ -126,6 +131,10 @@ static int step_is_valid(const struct program *program, uint32_t index)
     if (step->operation == TELL)
         return first == DATA && (step->kinds >> 4 & 15) == LITERAL && length > 0
             && length <= PACKET && offset + length <= program->size;
+    if (step->operation == MAP_IDS) /* two texts, which end within the data */
+        return (step->kinds >> 4 & 15) == DATA && (step->kinds >> 8 & 15) == DATA
+            && memchr(data + step->arguments[1], 0, program->size - step->arguments[1])
+            && memchr(data + step->arguments[2], 0, program->size - step->arguments[2]);
     return 1;
 }
 
@@ -253,6 +262,73 @@ static int keep_only(int64_t *keep, unsigned count)
     return close_between(first, INT32_MAX);
 }
 
+static pid_t clone_process(uint64_t flags, int cgroup, void *thread_id, int *pidfd);
+
+static int write_map(int proc, const char *process, const char *name, const char *map)
+{
+    char path[64];
+    size_t length = strlen(process);
+    memcpy(path, process, length);
+    memcpy(path + length, name, strlen(name) + 1);
+    int file = openat(proc, path, O_WRONLY | O_CLOEXEC);
+    if (file < 0)
+        return errno;
+    int refused = write(file, map, strlen(map)) < 0 ? errno : 0; /* a second write is refused always */
+    close(file);
+    return refused;
+}
+
+/* Move into a new user namespace that has several ids.  Only a process outside may map them
+ * (user_namespaces(7)): a child that is made before, and ends. */
+static int enter_mapped(int proc, const char *uids, const char *gids)
+{
+    char itself[24];
+    ssize_t length = readlinkat(proc, "self", itself, sizeof itself - 1);
+    int ends[2], pidfd = -1, status = 0;
+    if (length < 0 || pipe2(ends, O_CLOEXEC))
+        return -1;
+    itself[length] = 0;
+    pid_t pid = clone_process(0, -1, NULL, &pidfd);
+    if (pid == 0) {
+        char byte;
+        close(ends[1]);
+        if (read(ends[0], &byte, 1) != 1)
+            _exit(ECANCELED);
+        int refused = write_map(proc, itself, "/uid_map", uids);
+        _exit(refused ? refused : write_map(proc, itself, "/gid_map", gids));
+    }
+    int refused = pid < 0 || unshare(CLONE_NEWUSER) || write(ends[1], "", 1) != 1 ? errno : 0;
+    close(ends[0]);
+    close(ends[1]);
+    if (pid > 0) {
+        while (waitpid(pid, &status, __WALL) < 0 && errno == EINTR)
+            ;
+        close(pidfd);
+        if (!refused)
+            refused = WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD;
+    }
+    errno = refused;
+    return refused ? -1 : 0;
+}
+
+/* Copy the pages that a rehearsal has written.  It saves time, and nothing depends on it.  Linux 6.14 takes
+ * this advice for all ranges at once; each is laid out as a struct iovec. */
+static void copy_pages(const struct program *program)
+{
+    enum { MOST = 1024 /* UIO_MAXIOV */, ITSELF = -10000 /* PIDFD_SELF_THREAD */ };
+    const struct iovec *ranges = (const struct iovec *)program->pages;
+    size_t count = program->pages_length / sizeof *ranges;
+    for (size_t at = 0, whole, last; at < count; at = last) {
+        whole = 0;
+        for (last = at; last < count && last - at < MOST; last++)
+            whole += ranges[last].iov_len;
+        if (syscall(NR_PROCESS_MADVISE, ITSELF, ranges + at, last - at, MADV_POPULATE_WRITE, 0) == (long)whole)
+            continue;
+        for (size_t n = at; n < last; n++)
+            (void)madvise(ranges[n].iov_base, ranges[n].iov_len, MADV_POPULATE_WRITE);
+    }
+}
+
 static long execute_step(struct program *program, const struct step *step)
 {
     int64_t value[ARGUMENTS];
@@ -280,13 +356,11 @@ static long execute_step(struct program *program, const struct step *step)
         memcpy(keep + ARGUMENTS + 1, program->results + STREAMS, (INPUTS - STREAMS) * sizeof *keep);
         return keep_only(keep, sizeof keep / sizeof *keep);
     }
-    case OWN_PAGES: /* it saves time, and nothing depends on it */
-        for (size_t at = 0; at + 16 <= program->pages_length; at += 16) {
-            uint64_t range[2];
-            memcpy(range, program->pages + at, sizeof range);
-            (void)madvise((void *)(uintptr_t)range[0], range[1], MADV_POPULATE_WRITE);
-        }
+    case OWN_PAGES:
+        copy_pages(program);
         return 0;
+    case MAP_IDS:
+        return enter_mapped((int)value[0], (char *)(uintptr_t)value[1], (char *)(uintptr_t)value[2]);
     case TELL: {
         int descriptors[ARGUMENTS];
         size_t count = 0;
@@ -586,9 +660,9 @@ static void bury(struct launcher *launcher, size_t at)
     struct rusage usage = {0};
     launcher->cells[at].pid = 0;
     (void)epoll_ctl(launcher->events, EPOLL_CTL_DEL, cell.pidfd, NULL);
+    kill_and_close(cell.init); /* first: a guest that traces it would keep its end from us (ptrace(2)) */
     (void)wait4(cell.pid, &wait_status, 0, &usage);
     close(cell.pidfd);
-    kill_and_close(cell.init);
     close(cell.network);
     unsigned char packet[64] = "\0\x95\xa5" "Ended";
     size_t length = 8;
@@ -622,7 +696,8 @@ static const struct cell *find_cell(const struct launcher *launcher, int32_t pid
 }
 
 /* Make a TCP socket in the network namespace of a cell and send it on the socket that came with the frame: a
- * socket stays in the namespace in which it was made (network_namespaces(7)). */
+ * socket stays in the namespace in which it was made (network_namespaces(7)).  One of IPv6 reaches servers of
+ * both versions (ipv6(7)). */
 static int open_socket(struct launcher *launcher, const struct received *asked)
 {
     int32_t pid;
@@ -634,7 +709,9 @@ static int open_socket(struct launcher *launcher, const struct received *asked)
     else if (setns(cell->network, CLONE_NEWNET))
         tell_failure(answer, errno, "setns into the network namespace of a cell");
     else {
-        made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        made = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (made < 0 && errno == EAFNOSUPPORT)
+            made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (made < 0)
             tell_failure(answer, errno, "socket in the network namespace of a cell");
         if (setns(launcher->home[0], CLONE_NEWNET))
@@ -976,7 +1053,48 @@ static PyObject *steps_rehearse(PyObject *Py_UNUSED(module), PyObject *arguments
     return pages;
 }
 
-/* system calls that are made at once, for libc.py */
+PyDoc_STRVAR(gather_doc,
+"gather(regions) -> int\n\n"
+"Move the private memory of `regions` (pairs of 64-bit start and end), which stays at its addresses, into huge\n"
+"pages that are mapped in small ones: a fork then copies the references to a huge page in one step, and so does\n"
+"its end.  Return the bytes that were moved: 0 if the kernel has no huge pages, when nothing changes.  No\n"
+"region may hold the stack, or the memory of another thread.  Raises OSError; then this process is lost.");
+
+static PyObject *steps_gather(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    static const size_t huge = 2 << 20;
+    const char *regions;
+    Py_ssize_t length;
+    size_t whole = 0, count, moved = 0;
+    if (!PyArg_ParseTuple(arguments, "y#", &regions, &length))
+        return NULL;
+    count = (size_t)length / 16;
+    uint64_t (*spans)[2] = mmap(NULL, (size_t)length + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (spans == MAP_FAILED)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    memcpy(spans, regions, count * sizeof *spans); /* the bytes are themselves in what is moved */
+    for (size_t n = 0; n < count; n++)
+        whole += spans[n][1] - spans[n][0];
+    char *place = mmap(NULL, whole + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (place == MAP_FAILED)
+        return PyErr_SetFromErrno(PyExc_OSError);
+    char *from = (char *)(((uintptr_t)place + huge - 1) & ~(huge - 1)), *at = from;
+    for (size_t n = 0; n < count; at += spans[n][1] - spans[n][0], n++)
+        memcpy(at, (void *)(uintptr_t)spans[n][0], spans[n][1] - spans[n][0]);
+    int refused = whole < huge || madvise(from, whole & ~(huge - 1), MADV_COLLAPSE);
+    for (size_t n = 0; n < count && !refused; n++) {
+        size_t size = spans[n][1] - spans[n][0];
+        if (mremap(from + moved, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)(uintptr_t)spans[n][0]) == MAP_FAILED)
+            return PyErr_SetFromErrno(PyExc_OSError);
+        moved += size;
+    }
+    munmap(place, (size_t)(from - place));
+    munmap(from + moved, huge - (size_t)(from - place) + whole - moved);
+    munmap(spans, (size_t)length + 1);
+    return PyLong_FromSize_t(moved);
+}
+
+/* system calls that are made at once, for kernel/__init__.py */
 
 /* What the kernel is given for `argument`; -1 with an exception for what is no argument.  Bytes are read in
  * place, a bytearray is written too. */
@@ -1102,6 +1220,7 @@ static PyMethodDef functions[] = {
     {"address", steps_address, METH_O, address_doc},
     {"sleeper", steps_sleeper, METH_VARARGS, sleeper_doc},
     {"rehearse", steps_rehearse, METH_VARARGS, rehearse_doc},
+    {"gather", steps_gather, METH_VARARGS, gather_doc},
     {"fork", steps_fork, METH_VARARGS, fork_doc},
     {"serve", steps_serve, METH_VARARGS, serve_doc},
     {"count", steps_count, METH_VARARGS, count_doc},
@@ -1113,15 +1232,15 @@ static const struct {
     const char *name;
     int number;
 } NUMBERS[] = {
-    {"bind", SYS_bind}, {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
+    {"bind", SYS_bind}, {"capget", SYS_capget}, {"capset", SYS_capset}, {"chdir", SYS_chdir}, {"close", SYS_close}, {"dup3", SYS_dup3},
     {"get_robust_list", SYS_get_robust_list},
     {"fchmod", SYS_fchmod}, {"getpid", SYS_getpid}, {"ioctl", SYS_ioctl}, {"listen", SYS_listen}, {"madvise", SYS_madvise},
-    {"mkdirat", SYS_mkdirat}, {"mount", SYS_mount}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
+    {"mkdirat", SYS_mkdirat}, {"mount", SYS_mount}, {"mprotect", SYS_mprotect}, {"openat", SYS_openat}, {"pivot_root", SYS_pivot_root},
     {"personality", SYS_personality}, {"prctl", SYS_prctl}, {"process_vm_readv", SYS_process_vm_readv},
     {"process_vm_writev", SYS_process_vm_writev}, {"ptrace", SYS_ptrace}, {"setdomainname", SYS_setdomainname},
     {"sethostname", SYS_sethostname}, {"setns", SYS_setns}, {"umount2", SYS_umount2},
     {"prlimit64", SYS_prlimit64}, {"rt_sigaction", SYS_rt_sigaction}, {"seccomp", SYS_seccomp}, {"setsid", SYS_setsid},
-    {"socket", SYS_socket}, {"umask", SYS_umask}, {"unshare", SYS_unshare}, {"write", SYS_write},
+    {"socket", SYS_socket}, {"symlinkat", SYS_symlinkat}, {"umask", SYS_umask}, {"unshare", SYS_unshare}, {"write", SYS_write},
     {"open_tree", NR_OPEN_TREE}, {"move_mount", NR_MOVE_MOUNT}, {"fsopen", NR_FSOPEN},
     {"fsconfig", NR_FSCONFIG}, {"fsmount", NR_FSMOUNT}, {"pidfd_open", NR_PIDFD_OPEN},
     {"close_range", NR_CLOSE_RANGE}, {"openat2", NR_OPENAT2}, {"pidfd_getfd", NR_PIDFD_GETFD},

@@ -2,14 +2,14 @@
 
 A step is a system call with up to six arguments.  An argument is a number, bytes that the kernel
 reads, or the `Result` of an earlier step.  Nothing is executed here: the list can be printed, counted
-and changed before any process is forked.
+and changed before any process is forked.  `Now` takes the same calls and makes each at once.
 """
 
 import struct
 from collections.abc import Collection
 from typing import NamedTuple, Protocol, TypeVar
 
-from . import _steps
+from . import _steps, syscall
 
 _HEADER = struct.Struct("=6I")
 _STEP = struct.Struct("=HHIII6q")
@@ -18,12 +18,13 @@ _MAGIC = 0x50455453
 _INPUTS = 16
 _ARGUMENTS = 6
 _LITERAL, _DATA, _RESULT = range(3)
-_CALL, _STORE, _KEEP_ONLY, _TELL, _OWN_PAGES = range(5)
+_MOST_STEPS, _MOST_DATA = 4096, 1 << 20  # steps.c
+_CALL, _STORE, _KEEP_ONLY, _TELL, _OWN_PAGES, _MAP_IDS = range(6)
 MAY_FAIL = 1
 
 
 class Result(NamedTuple):
-    """What an input or an earlier step gives: most often a descriptor."""
+    """The value of an input or an earlier step, usually a descriptor."""
 
     at: int
 
@@ -39,7 +40,8 @@ Descriptor = TypeVar("Descriptor", bound=int | Result)
 
 
 class SystemCalls(Protocol[Descriptor]):
-    """What a function needs that makes system calls: `Steps` notes them, `Now` makes them at once."""
+    """The interface of a function that makes system calls: `Steps` records them, `Now` makes them at
+    once."""
 
     def call(self, name: str, *arguments: Argument, about: str = "") -> Descriptor: ...
 
@@ -49,7 +51,7 @@ class SystemCalls(Protocol[Descriptor]):
 
 
 class Step(NamedTuple):
-    """One step: the layer that it belongs to, the call's name, what it is about, and its layout."""
+    """One step: its layer, the name and the object of the call, and its layout."""
 
     layer: str
     name: str
@@ -89,6 +91,11 @@ class Steps:
         part.steps = self.steps[: max(ends, default=0)]
         return part
 
+    def fullness(self) -> float:
+        """Return the part of what steps.c loads that the list takes; it refuses more than 1."""
+        count = max(len(self.steps), len(self._pointers))
+        return max(count / _MOST_STEPS, len(self._data) / _MOST_DATA)
+
     def input(self, number: int) -> Result:
         """Return the descriptor that a cell is given as its `number`-th, -1 if it is given none."""
         if not 0 <= number < _INPUTS:
@@ -96,7 +103,7 @@ class Steps:
         return Result(number)
 
     def call(self, name: str, *arguments: Argument, about: str = "", flags: int = 0) -> Result:
-        """Add the system call `name`; return what it will answer."""
+        """Add the system call `name`; return a reference to its result."""
         return self._add(name, about, _CALL, flags, arguments)
 
     def keep_only(self, *descriptors: int) -> None:
@@ -109,13 +116,22 @@ class Steps:
         own."""
         self._add("madvise", "pages that any program writes", _OWN_PAGES, 0, ())
 
+    def enter_mapped(self, proc: int, uids: str, gids: str) -> None:
+        """Move into a new user namespace with the maps `uids` and `gids`, of several ids, which a child
+        writes through the /proc at `proc`; the process must be dumpable."""
+        maps = self._text(uids.encode()), self._text(gids.encode())
+        self._add(
+            "unshare", "new user namespace with several ids", _MAP_IDS, 0, (proc, *map(Text, maps))
+        )
+
     def tell(self, frame: bytes, *descriptors: Result, about: str) -> None:
         """Send `frame`, with `descriptors`, on the status channel."""
         place = Text(self._append(frame))
         self._add("sendmsg", about, _TELL, 0, (place, len(frame), *descriptors))
 
     def structure(self, data: bytes, pointers: dict[int, bytes] | None = None) -> Text:
-        """Place a structure of its own; `pointers`: offset in it -> what the pointer there leads to."""
+        """Place a structure of its own; `pointers`: offset in it -> the bytes to which the pointer
+        there leads."""
         offset = self._append(data)
         for where, target in (pointers or {}).items():
             self._pointers.append((offset + where, self._append(target)))
@@ -180,3 +196,35 @@ class Steps:
         self._data += bytes(-len(self._data) % 8)
         self._data += data
         return len(self._data) - len(data)
+
+
+class Now:
+    """Makes system calls at once; raises an OSError that names the call and its object."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, bytearray] = {}  # buffers by address, kept alive for pointers to them
+
+    def call(self, name: str, *arguments: Argument, about: str = "") -> int:
+        return syscall(name, *map(_plain, arguments), about=about)
+
+    def structure(self, data: bytes, pointers: dict[int, bytes] | None = None) -> Text:
+        """Place a structure; `pointers`: offset in it -> the bytes to which the pointer there leads."""
+        filled = bytearray(data)
+        for where, target in (pointers or {}).items():
+            filled[where : where + 8] = self._place(bytearray(target)).to_bytes(8, "little")
+        return Text(self._place(filled))
+
+    def store(self, place: Text, offset: int, value: int) -> None:
+        """Write a descriptor, as an int, into a structure."""
+        self._kept[place.offset][offset : offset + 4] = value.to_bytes(4, "little")
+
+    def _place(self, data: bytearray) -> int:
+        address = _steps.address(data)
+        self._kept[address] = data
+        return address
+
+
+def _plain(argument: Argument) -> int | bytes | None:
+    if isinstance(argument, Result):
+        raise TypeError(f"a call that is made at once cannot use {argument}")
+    return argument.offset if isinstance(argument, Text) else argument

@@ -1,8 +1,8 @@
 """Stopping a process, and reading and changing its registers and its memory: ptrace(2),
 process_vm_readv(2).
 
-A seized process goes on as it was when its tracer detaches or dies, unless it was told to die with it
-(`die_with_us`).  The calling process has one thread, and blocks SIGCHLD, which reports every stop.
+A seized process continues when its tracer detaches or dies, unless `die_with_us` makes it die too. The
+calling process has one thread, and blocks SIGCHLD, which reports every stop.
 """
 
 import errno
@@ -12,9 +12,9 @@ import struct
 import time
 from collections.abc import Sequence
 
-from . import _steps, libc
+from . import _steps, syscall
 
-NT_PRSTATUS, NT_PRFPREG, NT_X86_XSTATE = 1, 2, 0x202  # sets of registers (elf.h)
+NT_PRSTATUS, NT_PRFPREG, NT_X86_XSTATE = 1, 2, 0x202  # register sets (elf.h)
 NT_ARM_TLS, NT_ARM_SYSTEM_CALL = 0x401, 0x404
 _SEIZE, _INTERRUPT, _DETACH, _SINGLESTEP, _SYSCALL, _CONT = 0x4206, 0x4207, 17, 9, 24, 7
 _WAIT_SECONDS = 2.0
@@ -23,11 +23,11 @@ _GETREGSET, _SETREGSET = 0x4204, 0x4205
 _SETSIGMASK, _GET_RSEQ = 0x420B, 0x420F
 _SIGNALS_BYTES = 8
 _RSEQ_BYTES = 24
-_MOST_REGISTER_BYTES = 16 * 1024  # with AMX the state is 11 KiB
+_MOST_REGISTER_BYTES = 16 * 1024  # the state of AMX takes 11 KiB
 _EVENT_STOP = 128  # PTRACE_EVENT_STOP
 _WALL = 0x40000000  # wait for threads of any kind
 _VECTOR = struct.Struct("=2Q")  # struct iovec
-MOST_PLACES = 1024  # of one transfer (UIO_MAXIOV)
+MOST_PLACES = 1024  # places of one transfer (UIO_MAXIOV)
 Places = Sequence[tuple[int, int]]  # addresses and sizes
 
 
@@ -41,30 +41,30 @@ class Signalled(InterruptedError):  # noqa: N818 - it happens to the traced proc
 
 def stop(pid: int) -> None:
     """Attach to a process and stop it; raises OSError, among them Signalled."""
-    libc.syscall("ptrace", _SEIZE, pid, 0, 0, about=f"seize {pid}")
+    syscall("ptrace", _SEIZE, pid, 0, 0, about=f"seize {pid}")
     _interrupt(pid)
 
 
 def stop_in_call(pid: int) -> None:
     """Have a process that was stopped as it began a call make it, and stop it there; raises
     Signalled."""
-    libc.syscall("ptrace", _CONT, pid, 0, 0, about=f"continue {pid}")
+    syscall("ptrace", _CONT, pid, 0, 0, about=f"continue {pid}")
     _interrupt(pid)
 
 
 def _interrupt(pid: int) -> None:
-    libc.syscall("ptrace", _INTERRUPT, pid, 0, 0, about=f"interrupt {pid}")
+    syscall("ptrace", _INTERRUPT, pid, 0, 0, about=f"interrupt {pid}")
     _expect(pid, signal.SIGTRAP | _EVENT_STOP << 8)
 
 
 def die_with_us(pid: int) -> None:
     """Have a seized process die if we do before we let it go."""
-    libc.syscall("ptrace", _SETOPTIONS, pid, 0, _EXITKILL, about=f"options of {pid}")
+    syscall("ptrace", _SETOPTIONS, pid, 0, _EXITKILL, about=f"options of {pid}")
 
 
 def let_go(pid: int, number: int = 0) -> None:
     """Detach: the process goes on, with the signal `number` if one stopped it: else that is lost."""
-    libc.syscall("ptrace", _DETACH, pid, 0, number, about=f"detach {pid}")
+    syscall("ptrace", _DETACH, pid, 0, number, about=f"detach {pid}")
 
 
 def reap(pid: int) -> None:
@@ -75,13 +75,13 @@ def reap(pid: int) -> None:
 
 def go_on_to_call(pid: int) -> None:
     """Have a stopped process go on until it begins a system call, or ends one; raises Signalled."""
-    libc.syscall("ptrace", _SYSCALL, pid, 0, 0, about=f"next call of {pid}")
+    syscall("ptrace", _SYSCALL, pid, 0, 0, about=f"next call of {pid}")
     _expect(pid, signal.SIGTRAP)
 
 
 def step(pid: int) -> None:
     """Have a stopped process execute one instruction; raises Signalled."""
-    libc.syscall("ptrace", _SINGLESTEP, pid, 0, 0, about=f"step {pid}")
+    syscall("ptrace", _SINGLESTEP, pid, 0, 0, about=f"step {pid}")
     _expect(pid, signal.SIGTRAP)
 
 
@@ -112,7 +112,7 @@ def registers(pid: int, kind: int = NT_PRSTATUS) -> bytes:
     """Return a set of registers of a stopped process."""
     room = bytearray(_MOST_REGISTER_BYTES)
     vector = bytearray(_VECTOR.pack(_steps.address(room), _MOST_REGISTER_BYTES))
-    libc.syscall("ptrace", _GETREGSET, pid, kind, vector, about=f"registers of {pid}")
+    syscall("ptrace", _GETREGSET, pid, kind, vector, about=f"registers of {pid}")
     return bytes(room[: _VECTOR.unpack(vector)[1]])
 
 
@@ -120,20 +120,20 @@ def set_registers(pid: int, values: bytes, kind: int = NT_PRSTATUS) -> None:
     """Replace a set of registers of a stopped process."""
     room = bytearray(values)
     vector = bytearray(_VECTOR.pack(_steps.address(room), len(values)))
-    libc.syscall("ptrace", _SETREGSET, pid, kind, vector, about=f"set registers of {pid}")
+    syscall("ptrace", _SETREGSET, pid, kind, vector, about=f"set registers of {pid}")
 
 
 def set_blocked_signals(pid: int, mask: int) -> None:
     """Replace the set of blocked signals of a stopped process."""
     signals = bytearray(mask.to_bytes(_SIGNALS_BYTES, "little"))
-    libc.syscall("ptrace", _SETSIGMASK, pid, _SIGNALS_BYTES, signals, about=f"mask of {pid}")
+    syscall("ptrace", _SETSIGMASK, pid, _SIGNALS_BYTES, signals, about=f"mask of {pid}")
 
 
 def rseq(pid: int) -> bytes:
     """Return where a stopped process has registered its rseq area; b"" before Linux 5.13."""
     room = bytearray(_RSEQ_BYTES)
     try:
-        libc.syscall("ptrace", _GET_RSEQ, pid, _RSEQ_BYTES, room, about=f"rseq of {pid}")
+        syscall("ptrace", _GET_RSEQ, pid, _RSEQ_BYTES, room, about=f"rseq of {pid}")
     except OSError as error:
         if error.errno in (errno.EIO, errno.EINVAL):
             return b""
@@ -144,12 +144,13 @@ def rseq(pid: int) -> bytes:
 def robust_list(pid: int) -> int:
     """Return the head of a process's list of robust futexes, 0 for none (get_robust_list(2))."""
     head, length = bytearray(8), bytearray(8)
-    libc.syscall("get_robust_list", pid, head, length, about=str(pid))
+    syscall("get_robust_list", pid, head, length, about=str(pid))
     return int.from_bytes(head, "little")
 
 
 class TransferRoom:
-    """Memory of ours into which the memory of a traced process is read, or that is written to it.
+    """A buffer of this process into which the memory of a traced process is read, or from which it is
+    written.
 
     One call moves many pages, which by /proc/PID/mem takes as many and copies each twice.
     """
@@ -188,9 +189,7 @@ def _transfer(call: str, pid: int, ours: Places, theirs: Places) -> int:
         bytearray(b"".join(_VECTOR.pack(*each) for each in some)) for some in (ours, theirs)
     )
     try:
-        return libc.syscall(
-            call, pid, here, len(ours), there, len(theirs), 0, about=f"memory of {pid}"
-        )
+        return syscall(call, pid, here, len(ours), there, len(theirs), 0, about=f"memory of {pid}")
     except OSError as error:
         if error.errno in (errno.EFAULT, errno.ENOMEM, errno.ENOSYS):
             return 0

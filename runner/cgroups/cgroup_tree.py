@@ -1,13 +1,15 @@
 """`Cgroup` and `CgroupTree`: the interface of control groups, for both versions."""
 
 import contextlib
+import errno
+import fcntl
 import itertools
 import os
 import select
 import time
 import warnings
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 CONTROLLERS = ("memory", "cpu", "pids")
 FREEZER_STATE = "freezer.state"  # cgroup v1 (cgroup-v1/freezer-subsystem.rst)
@@ -17,7 +19,7 @@ class Caps(NamedTuple):
     memory_bytes: int
     cpus: float
     processes: int
-    socket_bytes: int = 0  # on v1, beyond memory_bytes, of TCP and UDP; 0 where a cell has neither
+    socket_bytes: int = 0  # cgroup v1: TCP and UDP memory beyond memory_bytes; 0 without either
 
 
 class CgroupUsage(NamedTuple):
@@ -31,39 +33,63 @@ class CgroupUsage(NamedTuple):
     forks_refused: int = 0  # at the cap of processes and threads
 
 
-class Cgroup(Protocol):
-    """The cgroup of one cell."""
+class Cgroup:
+    """The cgroup of one cell.  This one stands for none: it caps nothing, and counts nothing."""
 
-    places: dict[str, str]  # controller -> its directory, or "v2"
-    descriptors: tuple[int, ...]
-    into_cgroup: bool  # the last descriptor is a v2 directory to be born in
+    into_cgroup = False  # the last descriptor is the cgroup v2 directory to start in
+    # whether the kernel may grant more than the caps: the supervisor has to check
+    can_exceed = False
+    cpu_seconds_before = 0.0  # CPU time of the cells that had it before
+
+    def __init__(self) -> None:
+        self.places: dict[str, str] = {}  # controller -> its directory, or "v2"
+        self.descriptors: tuple[int, ...] = ()
 
     def close_descriptors(self) -> None:
         """Close the descriptors that were sent to the launcher."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = ()
+
+    def leave(self) -> None:
+        """Note that its cell was ready, and that every process of the cell has ended by itself or with
+        init: another cell may have it, unless it was retired."""
+
+    def retire(self) -> None:
+        """Let no other cell have it."""
+
+    def take_back(self, cells_each: int) -> bool:
+        """Take it from its cell; tell whether another may have it, if at most `cells_each` have it."""
+        return False
+
+    def renew(self) -> bool:
+        """Make it as new for another cell; False if that cannot be done: then it is to be removed."""
+        return False
 
     def cpu_seconds(self) -> float | None:
         """Return the CPU time used so far, None if nothing counts it."""
+        return None
 
     def usage(self, *, ended_well: bool = True) -> CgroupUsage:
         """Return what the cell used; kills at the cap of a cgroup above are counted unless the cell
         `ended_well`."""
+        return CgroupUsage()
 
     def memory_peak_bytes(self) -> int | None:
         """Return the most memory it has held, None if nothing counts it."""
+        return None
 
     def memory_bytes(self) -> int | None:
         """Return the memory that it holds now, None if nothing counts it."""
-
-    @property
-    def can_exceed(self) -> bool:
-        """Return whether the kernel may grant more than the caps, so that the supervisor has to
-        check."""
+        return None
 
     def has_exceeded(self) -> bool:
         """Return whether the cell exceeds its caps by far and has to be killed."""
+        return False
 
     def freeze(self) -> bool:
         """Stop every process in it until `thaw`; False if that cannot be done: then all go on."""
+        return False
 
     def thaw(self) -> None:
         """Let its processes go on, if they were stopped."""
@@ -73,20 +99,24 @@ class Cgroup(Protocol):
 
     def remove(self) -> bool:
         """Remove it; False while something still runs in it."""
+        return True
 
 
-class CgroupTree(Protocol):
-    """Makes cgroups for the cells of one supervisor."""
+class CgroupTree:
+    """Makes cgroups for the cells of one supervisor.  This one is for a host without usable ones."""
 
-    missing: dict[str, str]  # controller -> why the host lacks it; "" if it has it
-    places: dict[str, str]  # controller -> the directory of this supervisor, or "v2"
-    no_freezer: str  # why cells cannot be frozen; "" if they can
+    joined_by_write = 0  # how many `tasks` files a cell has to write to (v1)
 
-    @property
-    def joined_by_write(self) -> int:
-        """How many `tasks` files a cell has to write to (v1)."""
+    def __init__(self, reason: str) -> None:
+        self.missing = dict.fromkeys(
+            CONTROLLERS, reason
+        )  # why the host lacks each; "" if it has it
+        self.no_freezer = reason  # why cells cannot be frozen; "" if they can
+        self.places: dict[str, str] = {}  # controller -> the supervisor's directory, or "v2"
 
-    def create(self, name: str, caps: Caps) -> Cgroup: ...
+    def create(self, name: str, caps: Caps) -> Cgroup:
+        """Return a new cgroup."""
+        return Cgroup()
 
     def admit(self, keeper: int, uid: int) -> None:
         """Let the processes that `keeper` will fork, with the id `uid`, put cells into cgroups of this
@@ -97,70 +127,11 @@ class CgroupTree(Protocol):
 
 
 class CgroupUse(NamedTuple):
-    """What a cgroup uses now; None where nothing counts."""
+    """The current use of a cgroup; None if nothing counts it."""
 
     memory_bytes: int | None
     cpu_seconds: float | None
     is_frozen: bool
-
-
-class NoCgroup:
-    """The cgroup of a cell without one."""
-
-    places: dict[str, str] = {}  # noqa: RUF012 - stays empty
-    descriptors: tuple[int, ...] = ()
-    into_cgroup = False
-    can_exceed = False
-
-    def close_descriptors(self) -> None:
-        return
-
-    def cpu_seconds(self) -> float | None:
-        return None
-
-    def usage(self, *, ended_well: bool = True) -> CgroupUsage:
-        return CgroupUsage()
-
-    def memory_peak_bytes(self) -> int | None:
-        return None
-
-    def memory_bytes(self) -> int | None:
-        return None
-
-    def has_exceeded(self) -> bool:
-        return False
-
-    def freeze(self) -> bool:
-        return False
-
-    def thaw(self) -> None:
-        return
-
-    def kill(self) -> None:
-        return
-
-    def remove(self) -> bool:
-        return True
-
-
-class NoCgroups:
-    """The tree of a host without usable control groups."""
-
-    joined_by_write = 0
-
-    def __init__(self, reason: str) -> None:
-        self.missing = dict.fromkeys(CONTROLLERS, reason)
-        self.no_freezer = reason
-        self.places: dict[str, str] = {}
-
-    def create(self, name: str, caps: Caps) -> Cgroup:
-        return NoCgroup()
-
-    def admit(self, keeper: int, uid: int) -> None:
-        return
-
-    def close(self) -> None:
-        return
 
 
 def read(path: str) -> str:
@@ -193,55 +164,16 @@ def open_all(paths: Iterable[str], flags: int) -> tuple[int, ...]:
     return tuple(opened)
 
 
-class Counters:
-    """Counter files of one cgroup, opened when it is made and read when a call ends: opening a file
-    costs twenty times as much as reading it (measured)."""
-
-    def __init__(self, files: dict[str, str]) -> None:
-        """Raises OSError if an existing file cannot be opened: a cap would not be counted."""
-        self._descriptors: dict[str, int] = {}
-        try:
-            for name, path in files.items():
-                try:
-                    self._descriptors[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:  # an older kernel does not have it
-                    continue
-        except BaseException:
-            self.close()
-            raise
-
-    def number(self, name: str) -> int | None:
-        """Return the number in a file, None if there is no such file."""
-        try:
-            return int(os.pread(self._descriptors[name], 64, 0))
-        except (KeyError, ValueError, OSError):  # the last: the cgroup was removed meanwhile
-            return None
-
-    def fields(self, name: str) -> dict[str, int]:
-        """Return the fields of a flat keyed file, such as cpu.stat."""
-        pairs = (line.split() for line in self._read(name).splitlines())
-        return {key.decode(): int(value) for key, value in pairs}
-
-    def _read(self, name: str) -> bytes:
-        if name not in self._descriptors:
-            return b""
-        try:
-            return os.pread(self._descriptors[name], 4096, 0)
-        except OSError:  # the cgroup was removed meanwhile
-            return b""
-
-    def close(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-
-
-def may_have_events(peak: int | None, cap: int) -> bool:
-    """Tell whether there may be events at a cap.
-
-    A peak far below it proves that there were none: this saves opening a file in nearly every call.
-    """
-    return peak is None or peak >= cap // 2
+def open_joins(directories: Iterable[str]) -> tuple[int, ...]:
+    """Open the files by which a process joins cgroups, as a write of 0 to each; those of directories
+    that are not there yet are left out."""
+    names = ("tasks", "cgroup.procs")  # v1 and v2 have the second, v1 alone the first
+    found = []
+    for each in dict.fromkeys(directories):
+        paths = (f"{each}/{name}" for name in names)
+        path = next((path for path in paths if os.path.exists(path)), None)
+        found += [path] if path else []
+    return open_all(found, os.O_WRONLY)
 
 
 def read_number(path: str) -> int | None:
@@ -267,6 +199,82 @@ def start_time(pid: int) -> str:
     with contextlib.suppress(OSError):
         return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19]
     return ""
+
+
+def this_process() -> str:
+    """Return the beginning of names of what this process makes: `PID-TICKS-NAMESPACE`."""
+    pid = os.getpid()
+    return f"{pid}-{start_time(pid)}-{pid_namespace()}"
+
+
+def has_ended(name: str) -> bool:
+    """Tell whether the process that made something has ended; `name` begins with its `this_process`.
+
+    False for one of another pid namespace, such as a container's: its number says nothing here.  A
+    namespace that ended lends its own number to a later one.
+    """
+    pid, start, *more = name.split("-")
+    if not pid.isdecimal() or (len(more) > 1 and more[0] not in ("", pid_namespace())):
+        return False
+    return start_time(int(pid)) != start
+
+
+_FIRST_NAMESPACE = 0xEFFFFFF8  # below the inodes of namespaces (linux/proc_ns.h)
+
+
+def pid_namespace() -> str:
+    """Return the number of the pid namespace, from the first on: short, since names of sockets are."""
+    return f"{(os.stat('/proc/self/ns/pid').st_ino - _FIRST_NAMESPACE) % 2**32}"
+
+
+_TRIES = 10
+
+
+def make_held(directory: str) -> int:
+    """Make the cgroup of a supervisor, and return a descriptor that locks it for as long as the
+    supervisor lives: flock(2) counts in all pid namespaces.  Raises OSError."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)  # no other user may lock it
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = lock_of(directory)
+            # a sweep may have removed it before it was locked
+            if descriptor is not None and os.path.isdir(directory):
+                return descriptor
+            if descriptor is not None:
+                os.close(descriptor)
+    raise BlockingIOError(errno.EAGAIN, "another process holds a new cgroup", directory)
+
+
+def make_all_held(directories: Iterable[str]) -> list[int]:
+    """Make all of them or none, as `make_held` does each; raises OSError."""
+    held: list[int] = []
+    try:
+        for directory in directories:
+            held.append(make_held(directory))  # noqa: PERF401 - to be closed
+    except BaseException:  # no descriptor, Ctrl-C
+        remove(directories)
+        let_go(held)
+        raise
+    return held
+
+
+def let_go(held: list[int]) -> None:
+    """Close the descriptors of `make_held`; another thread may do the same at the same time."""
+    with contextlib.suppress(IndexError):
+        while True:
+            os.close(held.pop())
+
+
+def lock_of(directory: str) -> int | None:
+    """Return a descriptor that locks the directory; None if another process has it locked."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def usage_at(places: dict[str, str]) -> CgroupUse:
@@ -297,7 +305,7 @@ def _number(path: str) -> int | None:
 
 
 def thaw(places: dict[str, str]) -> None:
-    """Let what is frozen on v1 in these directories, and those of cells below, go on."""
+    """Thaw these directories of cgroup v1 and those of cells below them."""
     if freezer := places.get("freezer"):
         for directory in (freezer, *_below(freezer)):
             with contextlib.suppress(OSError):
@@ -334,15 +342,15 @@ def remove_with_cells(directory: str) -> bool:
     return remove([*_below(directory), directory])
 
 
-_END_SECONDS = 5.0  # for killed processes to leave their cgroup
-_BUSY: set[str] = set()  # given up, and not removed yet
+_END_SECONDS = 5.0  # how long killed processes may take to leave their cgroup
+_BUSY: set[str] = set()  # cgroups that could not be removed yet
 
 
 def give_up(directory: str) -> None:
     """Remove the cgroup of a supervisor that is done.  The next sweep of this process removes what
     is still busy, or another process does after its end."""
     gone = remove_with_cells(directory)
-    if not gone:  # a launcher that was killed while it began may be dying still
+    if not gone:  # a launcher that was killed at its start may still be dying
         _wait_for(itertools.chain.from_iterable(map(processes_in, _below(directory))))
         gone = remove_with_cells(directory)
     if gone:

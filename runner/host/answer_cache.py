@@ -20,8 +20,8 @@ from ..messages import decode
 
 T = TypeVar("T")
 _MAX_BYTES = 1024 * 1024
-_MOST = 256  # answers, of some 16 KiB each; half as many stay
-_NAME = re.compile("[0-9a-f]{64}([.].*)?")  # an answer, or a temporary file
+_MOST = 256  # cached answers of some 16 KiB each; cleaning keeps half as many
+_NAME = "[0-9a-f]{64}([.].*)?"  # compiled when it is used; names of answers and temporary files
 
 
 def cached(key: str, kind: type[T], compute: Callable[[], T]) -> T:
@@ -79,7 +79,7 @@ def _write(file: str, value: object) -> None:
 def _make_room(directory: str) -> None:
     """Remove the oldest answers if there are many, and temporary files of processes that ended."""
     with os.scandir(directory) as entries:
-        kept = [entry for entry in entries if _NAME.fullmatch(entry.name)]
+        kept = [entry for entry in entries if re.fullmatch(_NAME, entry.name)]
     if len(kept) > _MOST:
         kept.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime)
         for entry in kept[: -_MOST // 2]:

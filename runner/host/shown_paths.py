@@ -15,7 +15,7 @@ from ...policies.errors import PolicyError
 from ...policies.policy import Policy, lies_in, named_paths
 from ..fixed_root import SYSTEM
 
-_MOST_LINKS = 40  # the kernel's own limit (path_resolution(7))
+_MOST_LINKS = 40  # the kernel's limit (path_resolution(7))
 
 
 def sources_of(policy: Policy) -> dict[str, str]:
@@ -46,7 +46,7 @@ def is_channel(path: str) -> bool:
     """Tell whether `path` is a named pipe or a socket: mounts do not make those read-only."""
     try:
         mode = os.lstat(path).st_mode
-    except OSError:  # gone meanwhile: the launcher says so
+    except OSError:  # removed meanwhile; the launcher reports it
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
@@ -71,7 +71,7 @@ def resolve(where: str, path: str) -> str:
     done, rest = "/", _names(path)
     while rest:
         name = rest.pop(0)
-        if name == "..":  # from a link: a policy's paths have none
+        if name == "..":  # only a link can contain it, because paths of a policy have none
             done = os.path.dirname(done)
             continue
         here = os.path.join(done, name)
@@ -96,8 +96,8 @@ def resolve(where: str, path: str) -> str:
 
 
 def leads(path: str) -> str:
-    """Return the target of `path`, one of our own interpreters or libraries: a user who can change
-    those links already controls what we run."""
+    """Return the target of `path`, an interpreter or library of this installation. A user who can
+    change these links already controls the executed code."""
     return os.path.realpath(path)
 
 
