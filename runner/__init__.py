@@ -1,1 +1,1 @@
-"""Cells and those who make and watch them: launcher, cell, supervisor."""
+"""Cells, and the processes that make and watch them: launcher, cell, supervisor."""

@@ -1,7 +1,7 @@
 """msgspec, imported without the modules that a launcher and a quick command do not need of it.
 
-Importing this module imports msgspec in a third of the time (measured), unless it is imported
-already.  What was left out is imported when it is first used.
+Importing this module imports msgspec in a third of the time (measured), unless it is imported already.
+The omitted modules are imported when first used.
 """
 
 import sys
@@ -10,8 +10,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Modules that msgspec and `uuid` try, and can do without.  libuuid serves uuid1 alone.
+# Optional imports of msgspec and `uuid`. Only uuid1 uses libuuid.
 _OPTIONAL = ("typing_extensions", "_uuid")
+_SELDOM = ("msgspec.inspect", "msgspec._json_schema", "msgspec.toml", "msgspec.yaml")
 
 
 class _Platform:
@@ -29,13 +30,13 @@ class _Later:
         self._name = name
 
     def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):  # asked by the import system
+        if name.startswith("__"):  # the import system looks for such names
             raise AttributeError(name)
 
         def call(*arguments: "Any", **options: "Any") -> "Any":
             import importlib
 
-            importlib.import_module("msgspec.inspect")  # or the other would use what stands for it
+            importlib.import_module("msgspec.inspect")  # else the other would use the stand-in
             return getattr(importlib.import_module(self._name), name)(*arguments, **options)
 
         return call
@@ -44,7 +45,7 @@ class _Later:
 def _import() -> None:
     if "msgspec" in sys.modules:
         return
-    later = {name: _Later(name) for name in ("msgspec.inspect", "msgspec._json_schema")}
+    later = {name: _Later(name) for name in _SELDOM}
     hidden: dict[str, object] = {**dict.fromkeys(_OPTIONAL), "platform": _Platform, **later}
     hidden = {name: module for name, module in hidden.items() if name not in sys.modules}
     sys.modules.update(hidden)  # type: ignore[arg-type]  # None: not found

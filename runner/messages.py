@@ -1,11 +1,11 @@
-"""Every frame that crosses a process boundary, one type each (see README.md for who says what).
+"""Every frame that crosses a process boundary, one type each (README.md lists senders and receivers).
 
 No frame of a guest decodes to many times its size: msgspec refuses an array that is longer than its
 type says before it decodes any of it.
 
-Three channels, three levels of trust: the supervisor's word to the launcher, what is said of a
-cell by the launcher and, before its program, the guest's process (status), and the exchange with the
-guest (control), whose side is hostile.
+Three channels have three levels of trust: from the supervisor to the launcher; the status of a cell,
+sent by the launcher and, before its program, by the guest's process; and the control channel, whose
+guest side is hostile.
 """
 
 import os
@@ -14,15 +14,14 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ..policies.plan import NetworkPlan, Plan
-from .nesting import HARMLESS_BYTES, refuse_deep_json, refuse_large_json
+from ..policies.plan import IdRange, NetworkPlan, Plan
+from .channel import HARMLESS_BYTES, refuse_deep_json, refuse_large_json
 
-MOST_PICTURES = 64  # of one program
-CHARTS = "application/vnd.cellwright.charts"  # the type of the data of charts, among the pictures
+MOST_PICTURES = 64  # pictures of one program
+CHARTS = "application/vnd.cellwright.charts"  # MIME type of chart data, sent among the pictures
 MOST_CHARTS, MOST_CHART_BYTES = 32, 256 * 1024
-MOST_AT_ONCE = (
-    8  # cells that one frame asks for: the kernel takes 253 descriptors with it (unix(7))
-)
+# cells that one frame asks for: the kernel takes 253 descriptors with it (unix(7))
+MOST_AT_ONCE = 8
 
 
 class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
@@ -33,28 +32,36 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class Boot(_Frame, frozen=True):
-    """The first frame: what all cells of this launcher share."""
+    """The first frame: the settings that all cells of this launcher share."""
 
     plan: Plan
-    files: tuple[str, ...]  # what the interpreter needs of the host
-    links: tuple[tuple[str, str], ...]  # (path, what it points to)
+    files: tuple[str, ...]  # host files that the interpreter needs
+    links: tuple[tuple[str, str], ...]  # (path, target)
     hidden: tuple[str, ...]  # directories of the interpreter that must look empty
-    host_uid: int  # whom to become, if started as root
+    host_uid: int  # uid to change to, if started as root
     joins: int  # how many cgroups a cell joins by writing to `tasks` (cgroup v1)
-    sources: tuple[
-        tuple[str, str], ...
-    ] = ()  # shown path -> what it is on the host, if not the same
+    sources: tuple[tuple[str, str], ...] = ()  # shown path -> path on the host, if it differs
     shared: tuple[
         str, ...
-    ] = ()  # places of shared files; a SharedFilesMade frame hands over their mounts
+    ] = ()  # mount points of shared files; a SharedFilesMade frame hands over the mounts
     cells_per_network: int = 1  # how many cells may have a network namespace, one after the other
-    is_for_one_cell: bool = False  # nothing is done only so that further cells take less
+    is_for_one_cell: bool = False  # skip work that only further cells would profit from
+
+
+class ImageStage(_Frame, frozen=True):
+    """Before the first frame, for a launcher of images (`launcher/image_stage.py`): the command of the
+    launcher, and the ids of the image as an ImagePlan has them."""
+
+    command: tuple[str, ...]
+    kind: Literal["root", "subordinate", "one"]
+    uids: tuple[IdRange, ...]
+    gids: tuple[IdRange, ...]
 
 
 class Fork(_Frame, frozen=True):
     """Make `cells`; comes with the descriptors of each in turn (`cell.enter`, STATUS to TASKS)."""
 
-    into_cgroup: bool  # the last descriptor of each is a v2 cgroup directory to be born in
+    into_cgroup: bool  # the last descriptor of each is the cgroup v2 directory to start in
     cells: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] = 1
 
 
@@ -80,6 +87,37 @@ class Booted(_Frame, frozen=True):
     """The launcher is set up and forks cells from now on."""
 
 
+class GuardedCall(_Frame, frozen=True):
+    """A call for the guard of a cell (`launcher/guard.py`), with our copies of the arguments.  It comes
+    with a descriptor for each of `starts` that is true: where the path begins, if that is relative."""
+
+    kind: Literal["open", "reopen", "truncate", "mkdir", "mknod", "symlink", "link", "rename"]
+    paths: tuple[bytes, ...]
+    starts: tuple[bool, ...]
+    flags: int = 0
+    mode: int = 0
+    umask: int = 0o022
+    size: int = 0  # for truncate(2)
+    number: int = 0  # the system call
+    process: int = 0  # the caller, as the cell numbers it
+    thread: int = 0
+    terminal: int = -1  # the number of the caller's terminal in /dev/pts, if it opens /dev/tty
+
+
+class GuardAnswer(_Frame, frozen=True):
+    """The result of a call; comes with a descriptor if one was to be opened."""
+
+    errno: int = 0
+    rule: str = ""  # a policy refused it
+    descriptor: int = -1  # the path leads to this descriptor of the caller
+    waits: bool = False  # to be asked again: the caller waits until it can be opened
+
+
+class GuardsReady(_Frame, frozen=True):
+    """Cells can have guards (`launcher/guard.py`), which are asked for on the socket that comes with
+    it.  A guard sends it with its pidfd."""
+
+
 class SharedFilesMade(_Frame, frozen=True):
     """The launcher's root has shared files; comes with a writable mount for each place."""
 
@@ -89,7 +127,7 @@ class Viewed(_Frame, frozen=True):
 
 
 class Cover(_Frame, frozen=True):
-    """What lies on a denied path beneath a writable directory: the path, and the cover's identity."""
+    """A cover over a denied path beneath a writable directory: the path, and the cover's identity."""
 
     path: str
     device: int
@@ -112,7 +150,7 @@ class Snapshot(_Frame, frozen=True):
 
 
 class Views(_Frame, frozen=True):
-    """What the supervisor looks at while cells live, so that what is denied stays so."""
+    """The files that the supervisor checks while cells live, so that denied paths stay hidden."""
 
     covers: tuple[Cover, ...]
     snapshots: tuple[Snapshot, ...]
@@ -120,9 +158,14 @@ class Views(_Frame, frozen=True):
 
 class Ready(_Frame, frozen=True):
     """Every layer is on and the guest's process waits for its program; comes with the pidfds of init
-    and of itself, /workspace, and, if it `listens`, the listener that hears of what is refused."""
+    and of itself, /workspace, and, if it `listens`, the listener for refused calls."""
 
     listens: bool
+
+
+class ImageChanges(_Frame, frozen=True):
+    """The guest's process made its root of an image; comes with the directory that gets what the cell
+    changes in it.  Precedes Ready where cells have an image."""
 
 
 class WaysOut(_Frame, frozen=True):
@@ -130,10 +173,13 @@ class WaysOut(_Frame, frozen=True):
     order of `cell.enter`.  Precedes Ready where the policy allows names of the network."""
 
 
+LAYER = "keep changes in "  # begins what a launcher says of an overlay that the kernel refuses
+
+
 class Failed(_Frame, frozen=True):
     """A step of building the cell failed; the cell is gone.
 
-    `field` is the policy's, if what it says cannot be; `hint` says what to do.
+    `field`: the field of the policy that this host cannot satisfy, if any. `hint`: what to do.
     """
 
     errno: Annotated[int, msgspec.Meta(ge=0, le=4095)]
@@ -141,12 +187,22 @@ class Failed(_Frame, frozen=True):
     field: str = ""
     hint: str = ""
 
+    @classmethod
+    def of(cls, error: BaseException) -> "Failed":
+        about = getattr(error, "filename", None) or type(error).__name__
+        words = f"{about}: {getattr(error, 'strerror', error)}"
+        return cls(getattr(error, "errno", None) or 0, words)
+
+    @property
+    def words(self) -> str:
+        return f"{self.message}: {os.strerror(self.errno)}" if self.errno else self.message
+
 
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Ended(_Frame, frozen=True):
-    """The guest's main process ended, and init is being killed; what it used, as wait4(2) told."""
+    """The guest's main process ended, and init is being killed; with its usage by wait4(2)."""
 
     wait_status: Annotated[int, msgspec.Meta(ge=0, le=0xFFFF)]
     cpu_user_seconds: _Seconds
@@ -168,7 +224,7 @@ class InputFile(_Frame, frozen=True):
 
 
 class RunProgram(_Frame, frozen=True):
-    """The program and what it is given.  `inputs` is a JSON object of variables.
+    """The program and its inputs. `inputs` is a JSON object of variables.
 
     In a session `request` counts from 1, and `stdin` is given here, since a pipe ends but once.
     `nonce` is to be repeated in the Finished frame of this request.
@@ -181,17 +237,17 @@ class RunProgram(_Frame, frozen=True):
     value_bytes: int
     request: int = 0
     stdin: bytes = b""
-    picture_bytes: int = 0  # of all pictures together
-    tools: dict[str, tuple[str, ...]] = {}  # what it may call: name -> names of its parameters
+    picture_bytes: int = 0  # bytes of all pictures together
+    tools: dict[str, tuple[str, ...]] = {}  # callable tools: name -> names of parameters
     nonce: str = ""
     plain: bool = False  # the value is made JSON, or the error says why it cannot be
-    arguments: tuple[str, ...] = ()  # in a session those of the call before stay if there are none
-    sites: bool = False  # calls of tools tell their sites, as a durable run needs them
-    filename: str = ""  # below /workspace, where the program is a file while it runs
+    arguments: tuple[str, ...] = ()  # in a session, empty keeps the arguments of the previous call
+    sites: bool = False  # calls of tools report their place in the program, for durable runs
+    filename: str = ""  # path below /workspace where the program is a file while it runs
 
 
 class Answer(_Frame, frozen=True):
-    """What came of a call of a tool.  `value` is JSON; `kind`, if not empty, says how it failed."""
+    """The outcome of a tool call. `value` is JSON; `kind`, if not empty, says how it failed."""
 
     number: int
     value: bytes | None
@@ -216,23 +272,25 @@ class Start(_Frame, frozen=True):
 
 
 class Become(_Frame, frozen=True):
-    """Write these files and become `arguments[0]`, a program that is none of our languages'."""
+    """Write these files and become the program `arguments[0]`; PATH says where a name without a slash
+    lies."""
 
     arguments: tuple[str, ...]
-    environment: dict[str, str]  # all of it
+    environment: dict[str, str]  # the complete environment
     directory: str
     files: tuple[InputFile, ...] = ()
+    terminal: str = ""  # the terminal that its streams are, and that controls its session
 
 
-NOT_JSON = "not JSON: "  # how the error of a program begins whose value was to be plain
+NOT_JSON = "not JSON: "  # prefix of the error of a program whose value should be plain
 
 # guest -> supervisor
 
 
 class Call(_Frame, frozen=True):
-    """The program calls a tool.  `arguments` is a JSON object; `number` is the guest's own, from 0 up
-    (below are those that come through a door).  `site` says where in the program the call stands, if
-    the RunProgram frame asks for it: to find that out takes as long as the rest of the call.
+    """The program calls a tool. `arguments`: a JSON object. `number`: chosen by the guest, from 0
+    up; calls through a door have negative numbers. `site` says where in the program the call stands,
+    if the RunProgram frame asks for it: to find that out takes as long as the rest of the call.
     `alone`: the program has one thread, which waits for this answer, so no other call can come
     before it."""
 
@@ -244,27 +302,27 @@ class Call(_Frame, frozen=True):
 
 
 class Finished(_Frame, frozen=True):
-    """What the program came to, in its own words: believed about the value and nothing else.
+    """The guest's claim about the program's outcome; only its value is believed.
 
     With `ends_well` it asks to be ended now, as by exit(0); without, the kernel's word is waited for.
-    In a session, where no process ends with a program, there is no other word than `exit_code`, and
-    `nonce` says which request it is about: that of the RunProgram frame.
+    In a session no process ends with a program, so `exit_code` is only a claim; `nonce` repeats that of
+    the RunProgram frame.
     """
 
     value: bytes | None  # JSON
-    representation: str | None  # where there is no JSON for it
+    representation: str | None  # set if the value has no JSON
     error: str | None
     traceback: str | None
     ends_well: bool = False
-    # (MIME type, content) of the value, and figures
+    # (MIME type, content) of pictures of the value and of figures
     pictures: Annotated[tuple[tuple[str, bytes], ...], msgspec.Meta(max_length=MOST_PICTURES)] = ()
     nonce: str = ""
-    # Bash's last: it writes what it has at a newline, as status 10 is, and a frame is one write(2).
+    # The last field for Bash, which flushes at a newline, such as status 10; a frame is one write(2).
     exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
-    dropped_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # of the representation
+    dropped_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0  # dropped bytes of the representation
 
 
-Status = Ready | WaysOut | Failed | Ended
+Status = Ready | WaysOut | ImageChanges | Failed | Ended
 
 
 # supervisor -> branching process
@@ -274,28 +332,29 @@ class BranchingBoot(_Frame, frozen=True):
     """The first frame: how the process confines itself."""
 
     filter: bytes
-    uid: int  # whom to become; 0: the process is not root
+    uid: int  # uid to change to; 0 if the process is not root
 
 
 class BranchCells(_Frame, frozen=True):
-    """Make fresh cells equal to that of a session; comes with the pidfds of the session's process, of
-    its init, and of the process of each fresh cell, then with page maps."""
+    """Make fresh cells equal to the cell of a session; comes with the pidfds of the session's
+    process, of its init, and of the process of each fresh cell, then with page maps."""
 
-    cells: int  # fresh ones
-    maps: bool  # there are page maps, of the session's process and of each fresh cell's
+    cells: int  # number of fresh cells
+    maps: bool  # True if page maps of the session's process and of each fresh cell come along
 
 
 class KeepMemory(_Frame, frozen=True):
-    """Write what a session's memory has beyond an image; comes with the pidfds of the session's process
-    and of its init, a file to write to, and the image if there is one: else all of it is written."""
+    """Write the difference between a session's memory and an image; comes with the pidfds of the
+    session's process and of its init, a file to write to, and the image. Without an image the whole
+    memory is written."""
 
     has_image: bool
-    most_bytes: int  # of pages
+    most_bytes: int  # largest amount of pages
 
 
 class RestoreMemory(_Frame, frozen=True):
-    """Make a fresh cell equal to what was kept of a session; comes with the pidfd of its process, the
-    image, and the kept file."""
+    """Restore a kept session in a fresh cell; comes with the pidfd of the cell's process, the image,
+    and the kept file."""
 
 
 # branching process -> supervisor
@@ -319,24 +378,28 @@ class BranchRefused(_Frame, frozen=True):
 
 
 class EgressBoot(_Frame, frozen=True):
-    """The first frame: what holds for every cell, and how the process confines itself."""
+    """The first frame: settings for every cell, and how the process confines itself."""
 
     network: NetworkPlan
-    uid: int  # whom to become; 0: the process is not root
+    uid: int  # uid to change to; 0 if the process is not root
     landlock_abi: int
     made_at: float  # when the sandbox was made, by time.monotonic
     http_parser: str  # the directory of the package h11, if requests are read
     proxy: tuple[str, int, str] | None  # host, port and authorization of an UpstreamProxy
+    secrets: bytes = b""  # EgressSecrets, if cells have placeholders for credentials
+
+    def __repr__(self) -> str:
+        return "EgressBoot()"
 
 
 class AddCell(_Frame, frozen=True):
-    """Serve a cell; comes with a channel for what is to be told of it, and with the cell's sockets.
-    When the channel hangs up, the cell is gone."""
+    """Serve a cell; comes with a channel for its records, and with the cell's sockets. When the
+    channel hangs up, the cell is gone."""
 
 
 class Manage(_Frame, frozen=True):
     """Answer one question about the rules of all cells; comes with the channel on which it is asked:
-    SetRules or ListPending."""
+    SetRules, ListPending or TellRefused."""
 
 
 class SetRules(_Frame, frozen=True):
@@ -349,6 +412,11 @@ class SetRules(_Frame, frozen=True):
 class ListPending(_Frame, frozen=True):
     """Tell the names that were refused and are neither allowed nor denied by now: a Refusal each, then
     Settled."""
+
+
+class TellRefused(_Frame, frozen=True):
+    """Until this channel hangs up, send a Refusal on it for each name when it is refused for the first
+    time, and Settled when the rules have changed."""
 
 
 class Settle(_Frame, frozen=True):
@@ -366,7 +434,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 class Refusal(_Frame, frozen=True):
     """A name, a connection or a message that was refused, and how many times."""
 
-    what: Literal["resolve", "connect", "record"]
+    what: Literal["resolve", "connect", "connection", "record", "credential"]
     name: Annotated[str, msgspec.Meta(max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
     reason: Annotated[str, msgspec.Meta(max_length=600)]
@@ -378,7 +446,7 @@ class Relayed(_Frame, frozen=True):
 
     name: Annotated[str, msgspec.Meta(max_length=253)]
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
-    address: Annotated[str, msgspec.Meta(max_length=64)]  # that was dialled; empty if none was
+    address: Annotated[str, msgspec.Meta(max_length=64)]  # the dialled address; empty if none
     sent_bytes: _Count
     received_bytes: _Count
     seconds: _Seconds
@@ -387,11 +455,17 @@ class Relayed(_Frame, frozen=True):
 
 
 class Settled(_Frame, frozen=True):
-    """Everything was told."""
+    """All records have been sent."""
+
+
+def new_execution_id() -> str:
+    """Return an id for one execution, which its frames, its records and its result have."""
+    return os.urandom(16).hex()  # not from a clock, because clones of a machine would collide
 
 
 def encode(frame: msgspec.Struct) -> bytes:
-    # `encode` crashes the process when memory runs out; growing this is a MemoryError then (measured).
+    # If memory runs out, growing this buffer raises MemoryError, while `encode` crashes the process
+    # (measured).
     buffer = bytearray()
     _ENCODER.encode_into(frame, buffer)
     return bytes(buffer)
@@ -408,13 +482,16 @@ def decode(data: bytes, kind: Any) -> Any:
     """Decode a frame of type `kind`, once; raise msgspec.DecodeError if it is anything else."""
     try:
         return decoder(kind).decode(data)
-    except (UnicodeDecodeError, RecursionError) as error:  # what msgspec lets through
+    except (
+        UnicodeDecodeError,
+        RecursionError,
+    ) as error:  # raised by msgspec for some malformed input
         raise msgspec.DecodeError(str(error)) from None
 
 
 def decode_json(data: bytes) -> Any:
-    """Decode JSON in a guest's words; raise msgspec.DecodeError if it is none, nests too deeply, or is
-    many times larger once it is decoded."""
+    """Decode JSON from a guest; raises msgspec.DecodeError if it is invalid, nests too deeply, or
+    becomes many times larger by decoding."""
     if len(data) > HARMLESS_BYTES:
         refuse_large_json(data)
         refuse_deep_json(data)

@@ -8,9 +8,9 @@ end with the launcher.
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
-PLACE = "/tools"  # in cells, of stubs of tools
+PLACE = "/tools"  # place of tool stubs in cells
 SKILLS = "/skills"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -23,7 +23,8 @@ class SharedFiles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[str, Content] = {}
-        self._written: dict[int, dict[str, Content]] = {}  # the files in each launcher's directory
+        self._written: dict[int, dict[str, Content]] = {}  # files by the launcher's directory
+        self._followers: list[Callable[[Mapping[str, Content]], None]] = []
 
     def attach(self, directory: int) -> None:
         """Write the files into a launcher's `directory` too; this closes that descriptor."""
@@ -37,6 +38,17 @@ class SharedFiles:
             if self._written.pop(directory, None) is not None:
                 os.close(directory)
 
+    def follow(self, change: Callable[[Mapping[str, Content]], None]) -> Mapping[str, Content]:
+        """Return the files; `change` is called with each later version, and may raise OSError."""
+        with self._lock:
+            self._followers.append(change)
+            return self._files
+
+    def unfollow(self, change: Callable[[Mapping[str, Content]], None]) -> None:
+        """Call `change` no more; may be called twice."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._followers.remove(change)
+
     def replace(self, files: Mapping[str, Content]) -> None:
         """Replace the files by `files`: path -> content.
 
@@ -47,6 +59,8 @@ class SharedFiles:
             self._files = dict(files)
             for directory, written in self._written.items():
                 _change(directory, written, self._files)
+            for change in self._followers:
+                change(self._files)
 
 
 def _change(
@@ -60,7 +74,7 @@ def _change(
     for folder in sorted(folders - _folders(after), reverse=True):
         os.rmdir(folder, dir_fd=directory)
     for folder in sorted(_folders(after) - folders):
-        with contextlib.suppress(FileExistsError):  # left by a change that failed
+        with contextlib.suppress(FileExistsError):  # left by a failed change
             os.mkdir(folder, dir_fd=directory)
         os.chmod(folder, 0o755, dir_fd=directory)  # noqa: S103 - cells are another user's
     for path, content in after.items():
@@ -79,7 +93,7 @@ def _folders(files: Iterable[str]) -> set[str]:
 
 def _write(directory: int, path: str, content: Content) -> None:
     new = f"{path}~"
-    with contextlib.suppress(FileNotFoundError):  # left by a write that failed
+    with contextlib.suppress(FileNotFoundError):  # left by a failed write
         os.unlink(new, dir_fd=directory)
     try:
         with open(os.open(new, _NEW, 0o644, dir_fd=directory), "wb") as file:
@@ -87,6 +101,6 @@ def _write(directory: int, path: str, content: Content) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
     except OSError:
         with contextlib.suppress(OSError):
-            os.unlink(new, dir_fd=directory)  # it would take room from files that fit
+            os.unlink(new, dir_fd=directory)  # a partial file would take space from files that fit
         raise
     os.rename(new, path, src_dir_fd=directory, dst_dir_fd=directory)

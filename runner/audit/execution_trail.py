@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from ...policies.plan import Plan
-from ..result import NetworkConnection, SandboxResult, SandboxStatus, Violation
-from ..workspace import KeptWorkspace
-from .level import AuditLevel
+from ..cells.workspace import KeptWorkspace
+from ..requests.result import NetworkConnection, SandboxResult, SandboxStatus, Violation
+from ..settings import AuditLevel
 from .log import AuditLog
-from .spans import Span, span_of
+from .record import Span, span_of
 
 _TERMINAL = {
     SandboxStatus.COMPLETED: "ok",
@@ -71,7 +71,7 @@ class ExecutionTrail:
         self, session_id: str, refused: Iterable[Violation],
         connections: Iterable[NetworkConnection],
     ) -> None:  # fmt: skip
-        """Record what a session did with the network since its last request; the records are owed."""
+        """Record a session's use of the network since its last request; the records are owed."""
         for violation in refused:
             self._note_violation(violation, session_id=session_id, owed=True)
         for connection in connections:
@@ -143,7 +143,7 @@ class ExecutionTrail:
             pool["resume_seconds"] = round(phases.resume, 6)
         return self.log.record(
             "execution", terminal, sandbox_id=self.sandbox_id, span=begun.span, owed=begun.kept,
-            level=AuditLevel.INFO if result.ok else AuditLevel.WARNING,
+            level=AuditLevel.INFO if terminal == "ok" else AuditLevel.WARNING,
             execution_id=result.execution_id, reason=result.reason,
             exit_code=result.exit_code, signal=result.signal,
             wall_seconds=round(result.execution_time, 6),

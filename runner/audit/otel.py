@@ -39,7 +39,6 @@ class OpenTelemetry:
 
 
 def _context(entry: AuditEntry) -> Context | None:
-    """Return the caller's span as the parent, if the caller gave one."""
     if len(entry.trace_id) != 32 or not set(entry.trace_id + entry.parent_id) <= _HEXADECIMAL:
         return None
     parent = trace.SpanContext(

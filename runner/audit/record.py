@@ -1,4 +1,5 @@
-"""One record of the audit trail, and its one line of JSON.
+"""One record of the audit trail, its one line of JSON, and its span: its place by W3C Trace Context
+(https://www.w3.org/TR/trace-context/).
 
 A line is ASCII, bounded, and holds everything that came from a guest or a caller as escaped text, so
 that nothing in it can end the line, start another or move a cursor.  It begins with the hash of the
@@ -9,35 +10,100 @@ line before it and ends with its own:
 where hash is SHA-256, or HMAC-SHA-256 under a key, of all that stands before `,"hash"`.
 """
 
-import hashlib
-import hmac
+import os
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
-from ..nesting import refuse_deep_json
-from .level import AuditLevel
-from .spans import Span
+from ..channel import refuse_deep_json
+from ..settings import AuditLevel
 
 TEXT_LIMIT = 1024  # characters of one text; a longer one is cut, with a notice
 TRACE_ID_LIMIT = 128
-NAME_LIMIT = 128  # of a category, an action, and the ids of a span
+NAME_LIMIT = 128  # characters of a category, an action and ids of a span
 _INTEGERS = 2**63
 _NUMBERS, _LISTS = (bool, int, float), (list, tuple)
 _DETAILS_LIMIT = 64
 _FIELDS_LIMIT = 64 * 1024
-LONGEST_LINE = _FIELDS_LIMIT + 256  # with its two hashes and the newline
+LONGEST_LINE = _FIELDS_LIMIT + 256  # the two hashes and the newline included
 GENESIS = b"0" * 64
-BEGINS = b'{"prev":"'  # of every line
+BEGINS = b'{"prev":"'  # every line begins with it
 WRONG_HASH = "its hash is not that of its words"
-_HASH_AT = -66  # where the hash of a line stands: before `"}`
-_BODY_ENDS = -75  # before `,"hash":"`
-_KNOWN_NAMES: set[str] = set()  # of details, that need no change
+_HASH_AT = -66  # the hash of a line stands before `"}`
+_BODY_ENDS = -75  # the hashed part ends before `,"hash":"`
+_KNOWN_NAMES: set[str] = set()  # names of details that need no change
 _MOST_KNOWN_NAMES = 256
 _KEPT_KINDS = (type(None), float, bool)
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]+")
+_W3C_ID = re.compile(r"[0-9a-f]{32}")
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_IDS_AT_ONCE = 64
+_SPAN_IDS: list[str] = []
+os.register_at_fork(
+    after_in_child=_SPAN_IDS.clear
+)  # otherwise both processes would use the same ids
+
+
+class Span(msgspec.Struct, frozen=True, gc=False):
+    """One action, in the trace that caused it, under the span that asked for it."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+    sampled: bool = True
+    is_w3c: bool = False  # the trace's id is a W3C id
+
+    def child(self) -> "Span":
+        """Return a new span that this one causes."""
+        return Span(self.trace_id, new_span_id(), self.span_id, self.sampled, self.is_w3c)
+
+    @property
+    def traceparent(self) -> str | None:
+        """The header that passes the trace on; None if the trace's id is not a W3C id."""
+        if not self.is_w3c:
+            return None
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+
+def span_of(given: str | None) -> Span:
+    """Return a request's span: in the trace that `given` names, a traceparent or any text, or in a
+    new trace."""
+    if not given:
+        return Span(os.urandom(16).hex(), new_span_id(), is_w3c=True)
+    trace_id, parent_id, sampled, is_w3c = _parsed(given)
+    try:
+        own = _SPAN_IDS.pop()
+    except IndexError:
+        own = new_span_id()
+    return Span(trace_id, own, parent_id, sampled, is_w3c)
+
+
+@lru_cache(maxsize=256)
+def _parsed(given: str) -> tuple[str, str, bool, bool]:
+    """Return trace, parent, the sampled flag, which all calls of an execution share, and whether the
+    trace's id is a W3C id."""
+    match = _TRACEPARENT.fullmatch(given)
+    if match and match[1].strip("0") and match[2].strip("0"):
+        return match[1], match[2], bool(int(match[3], 16) & 1), True
+    return given, "", True, bool(_W3C_ID.fullmatch(given))
+
+
+def new_span_id() -> str:
+    """Return a random id that no other span has.  Safe from many threads."""
+    try:
+        return _SPAN_IDS.pop()
+    except IndexError:  # one system call (half a microsecond) draws many ids
+        own, *rest = _random_ids()
+        _SPAN_IDS.extend(rest)
+        return own
+
+
+def _random_ids() -> list[str]:
+    drawn = os.urandom(8 * _IDS_AT_ONCE).hex()
+    return [drawn[start : start + 16] for start in range(0, len(drawn), 16)]
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +126,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordForm(msgspec.Struct, frozen=True):
-    """What records of one kind have in common, and the names of the details in which they differ."""
+    """The details that all records of one kind share, and the names of their other details."""
 
     category: str
     action: str
@@ -106,7 +172,7 @@ def plain_details(details: dict[str, Any]) -> dict[str, Any]:
     """Return `details` with plain texts, unchanged numbers, and without nesting."""
     for (
         value
-    ) in details.values():  # most need no change, and a call for each would take a microsecond
+    ) in details.values():  # most values need no change; a call for each would take a microsecond
         kind = type(value)
         if kind is str:
             if len(value) > TEXT_LIMIT or not value.isascii() or not value.isprintable():
@@ -158,8 +224,12 @@ def line_of(entry: AuditEntry, previous: bytes, key: bytes | None) -> tuple[byte
 def digest(body: bytes, key: bytes | None) -> bytes:
     """Return the hash of a line's body in hexadecimal."""
     if key is None:
-        return hashlib.sha256(body).hexdigest().encode()
-    return hmac.digest(key, body, "sha256").hex().encode()
+        from hashlib import sha256  # loads OpenSSL, which a daemon without a trail does without
+
+        return sha256(body).hexdigest().encode()
+    from hmac import digest as keyed_digest
+
+    return keyed_digest(key, body, "sha256").hex().encode()
 
 
 def why_broken(line: bytes, previous: bytes, seq: int, key: bytes | None) -> str:

@@ -5,14 +5,16 @@ calls of their own: so each call passes the filter, the mounts and the caps of t
 """
 
 import contextlib
+import errno
 import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
+from ..kernel.tracing import MOST_PLACES, Places, TransferRoom
 from . import layout
-from .layout import Change, Mapping, NotCopyable
-from .machine import Machine, machine
-from .pages import copy_pages
-from .state import (
+from .kernel_state import (
     State,
     copy_limits,
     copy_state,
@@ -21,9 +23,220 @@ from .state import (
     require_equal,
     state_of,
 )
-from .traced import Traced, number_of
+from .layout import Change, Mapping, NotCopyable
+from .traced import Machine, Traced, machine, number_of
+
+PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+CHUNK_BYTES = 1 << 20  # bytes copied at once
+COMPARED_BYTES = 1 << 16  # bytes compared at once, so that both sides fit into a processor's cache
+_MOST_ENTRIES = 1 << 16  # entries of a page map read at once
+ENTRY_BYTES = 8
+SHARED, OWN = 1, 2
+# Kinds that are compared. A page that was only read costs nothing, because all such pages are one page
+# of zeros.
+MOST_COMPARED = 2 << 30
+Content = bytes | memoryview
+
+
+def _kind(flags: int) -> int:
+    """Return the kind of a page by the highest byte of its entry: bit 63 present, 62 swapped, 61 of
+    a file or shared, 56 mapped once."""
+    present, swapped, of_file, once = (flags >> bit & 1 for bit in (7, 6, 5, 0))
+    if swapped or (present and once and not of_file):
+        return OWN
+    return SHARED if present and not of_file else 0
+
+
+KINDS = bytes(map(_kind, range(256)))
+RUNS = re.compile(b"[\x02\x03]+|\x01+")
+_OF_SOURCE = 4  # in addition to OWN: the source has the page itself
+_SOURCE_KINDS = KINDS.replace(bytes((OWN,)), bytes((OWN | _OF_SOURCE,)))
+_DIFFERING = re.compile(b"[\x04-\x07]+|[\x02\x03]+|\x01+")
+_IS_ZERO, _IS_NOT = (bytes((n == 0) == wanted for n in range(256)) for wanted in (True, False))
+_FRAME = range(6)  # the bytes of an entry with the page frame number, which only root sees
+
+
+class Transfers:
+    """Pages that are copied from a source to targets, many at once."""
+
+    def __init__(self, source: Traced, targets: Sequence[Traced]) -> None:
+        self._source = source
+        self._targets = targets
+        self._room = _room()
+        self._places: list[tuple[int, int]] = []
+        self._size = 0
+
+    def copy(self, address: int, size: int) -> None:
+        """Copy pages that the source shares with no other process."""
+        while size:
+            part = min(size, CHUNK_BYTES - self._size)
+            self._places.append((address, part))
+            self._size += part
+            if self._size == CHUNK_BYTES or len(self._places) == MOST_PLACES:
+                self.flush()
+            address, size = address + part, size - part
+
+    def flush(self) -> None:
+        """Copy the rest; raises as Traced.write, and NotCopyable."""
+        with _refusing():
+            self._source.read_places(self._places, self._room)
+        for target in self._targets:
+            target.write_places(self._places, self._room)
+        self._places, self._size = [], 0
+
+
+@cache
+def _room() -> TransferRoom:
+    return TransferRoom(CHUNK_BYTES)
+
+
+def copy_pages(
+    source: Traced, targets: list[Traced], mappings: list[Mapping], maps: tuple[int, ...]
+) -> None:
+    """Copy the memory of `source` to each target; the layouts are equal already.
+
+    `maps`: the page maps of all, if root has opened them; else they are opened here.  Raises
+    NotCopyable if a page cannot be read, and OSError if a target has no room for it.
+    """
+    maps = maps or tuple(each.open("pagemap") for each in (source, *targets))
+    transfers, left = Transfers(source, targets), MOST_COMPARED
+    for address, size, kind in _differing(maps, mappings):
+        if kind & _OF_SOURCE:
+            transfers.copy(address, size)
+            continue
+        left -= 0 if kind & OWN else size
+        if left < 0:
+            raise NotCopyable(f"it has read more than {MOST_COMPARED >> 30} GiB it never wrote")
+        for start in range(address, address + size, CHUNK_BYTES):
+            data = read(source, start, min(CHUNK_BYTES, address + size - start))
+            for target in targets:
+                if kind & OWN:
+                    target.write(start, data)
+                else:
+                    write_differences(target, start, data)
+    transfers.flush()
+
+
+def read(source: Traced, start: int, size: int) -> bytes:
+    """Return memory of the source; raises NotCopyable."""
+    with _refusing():
+        return source.read(start, size)
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # a guard page, for example (madvise(2))
+        raise NotCopyable(f"some of its memory cannot be read: {error.strerror}") from None
+
+
+def _differing(maps: tuple[int, ...], mappings: list[Mapping]) -> Iterator[tuple[int, int, int]]:
+    """Yield runs of pages as address, size and kind: SHARED, or OWN of a process."""
+    for start, count in stretches(mappings):
+        entries = [entries_of(each, start, count) for each in maps]
+        flags = [each[ENTRY_BYTES - 1 :: ENTRY_BYTES] for each in entries]
+        kinds = _number(flags[0].translate(_SOURCE_KINDS))
+        for each in flags[1:]:
+            kinds |= _number(each.translate(KINDS))
+        kinds &= _number(b"\xfe" * count) | _elsewhere(entries)
+        for run in _DIFFERING.finditer(kinds.to_bytes(count, "little")):
+            yield start + run.start() * PAGE_BYTES, len(run[0]) * PAGE_BYTES, run[0][0]
+
+
+def entries_of(page_map: int, start: int, count: int) -> bytes:
+    """Return entries of a page map; raises ProcessLookupError if the process was killed: a page map
+    ends where its memory does."""
+    size = count * ENTRY_BYTES
+    entries = os.pread(page_map, size, start // PAGE_BYTES * ENTRY_BYTES)
+    if len(entries) != size:
+        raise ProcessLookupError(errno.ESRCH, "the process ended")
+    return entries
+
+
+def _elsewhere(entries: list[bytes]) -> int:
+    """Return a byte for each page that is 1 unless the page is known to be at one place in all maps."""
+    first, differ = _number(entries[0]), 0
+    for each in entries[1:]:
+        differ |= first ^ _number(each)
+    unequal = differ.to_bytes(len(entries[0]), "little")
+    is_unknown = _any(entries[0], _FRAME).translate(_IS_ZERO)
+    return _number(_any(unequal, range(ENTRY_BYTES)).translate(_IS_NOT)) | _number(is_unknown)
+
+
+def _any(entries: bytes, of: range) -> bytes:
+    """Return the bytes `of` each entry, combined by or."""
+    found = 0
+    for n in of:
+        found |= _number(entries[n::ENTRY_BYTES])
+    return found.to_bytes(len(entries) // ENTRY_BYTES, "little")
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
+def stretches(mappings: Iterable[Mapping]) -> Iterator[tuple[int, int]]:
+    """Yield addresses and numbers of pages that are read at once: neighbours together."""
+    start = end = 0
+    for each in mappings:
+        if each.is_fixed or each.rights[3] != "p":
+            continue
+        if each.start != end:
+            yield from _cut(start, end)
+            start = each.start
+        end = each.end
+    yield from _cut(start, end)
+
+
+def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
+    for at in range(start, end, _MOST_ENTRIES * PAGE_BYTES):
+        yield at, min(_MOST_ENTRIES, (end - at) // PAGE_BYTES)
+
+
+def write_pages(target: Traced, places: Places, content: Sequence[memoryview]) -> None:
+    """Write pages to places, many at once; raises as Traced.write."""
+    for at in range(0, len(places), MOST_PLACES):
+        target.write_content(places[at : at + MOST_PLACES], content[at : at + MOST_PLACES])
+
+
+def write_differences(target: Traced, start: int, content: Content) -> None:
+    """Write the pages of `content` that a target does not have already."""
+    for first, end in differences(target, start, content):
+        target.write(start + first, content[first:end])
+
+
+def differences(process: Traced, start: int, content: Content) -> Iterator[tuple[int, int]]:
+    """Yield the pages in which memory differs from `content`, from one offset to another."""
+    size = len(content)
+    for at in range(0, size, COMPARED_BYTES):
+        expected = content if size <= COMPARED_BYTES else content[at : at + COMPARED_BYTES]
+        had = process.read_into(start + at, bytearray(len(expected)))
+        if not is_equal(had, expected):
+            yield from ((at + first, at + end) for first, end in unequal(had, expected))
+
+
+def is_equal(had: bytearray, expected: object) -> bool:
+    """Compare by memcmp(3), as a bytearray is with any memory; Python compares views item by item."""
+    return had == expected
+
+
+def unequal(had: bytearray, expected: Content) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of offsets in which pages differ; adjacent pages are one range."""
+    begin = -1
+    for offset in range(0, len(had), PAGE_BYTES):
+        if is_equal(had[offset : offset + PAGE_BYTES], expected[offset : offset + PAGE_BYTES]):
+            if begin >= 0:
+                yield begin, offset
+            begin = -1
+        elif begin < 0:
+            begin = offset
+    if begin >= 0:
+        yield begin, len(had)
+
 
 _FIXED, _PRIVATE, _ANONYMOUS, _NORESERVE = 0x10, 0x2, 0x20, 0x4000  # mmap(2)
+_WIPEONFORK = 18  # madvise(2)
 _AT_FDCWD = -100
 _CLOCK_REALTIME = 0
 
@@ -54,13 +267,16 @@ def branch(given: BranchedProcesses) -> None:
         opened.callback(source.close, dies=False)
         targets = _stopped(given.targets, known, opened)
         mappings, wanted = checked(source, number_of(given.init))
+        wiped = wiped_of(source, mappings)
         fresh = [state_of(each) for each in targets]
         for had in fresh:
             require_copyable(wanted, had)
         for target, had in zip(targets, fresh, strict=True):
             lay_out(target, mappings)
+            for each in wiped:
+                target.call("madvise", each.start, each.end - each.start, _WIPEONFORK)
             copy_state(wanted, had, target)
-        copy_pages(source, targets, mappings, given.maps)
+        copy_pages(source, targets, [each for each in mappings if each not in wiped], given.maps)
         for target, had in zip(targets, fresh, strict=True):
             copy_limits(wanted, had, target)
             require_equal(wanted, state_of(target))
@@ -81,6 +297,11 @@ def checked(source: Traced, init: int) -> tuple[list[Mapping], State]:
     """Return the layout and the state of a session whose process is alone; raises NotCopyable."""
     require_alone(source, init)
     return source.mappings(), state_of(source)
+
+
+def wiped_of(source: Traced, mappings: list[Mapping]) -> list[Mapping]:
+    """Return the mappings whose content no other process may have."""
+    return layout.wiped(source.text("smaps", layout.SMAPS_BYTES), mappings)
 
 
 def lay_out(target: Traced, wanted: list[Mapping]) -> None:
@@ -123,7 +344,9 @@ def _grow(target: Traced, wanted: list[Mapping], had: list[Mapping]) -> bool:
     stack, before = _named(wanted, layout.STACK), _named(had, layout.STACK)
     if stack and before and stack[0].start < before[0].start:
         grows = True
-        with contextlib.suppress(OSError):  # then the layouts differ still
+        with contextlib.suppress(
+            OSError
+        ):  # the comparison then finds that the layouts still differ
             target.call("clock_gettime", _CLOCK_REALTIME, stack[0].start)
     return grows
 

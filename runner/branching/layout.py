@@ -1,7 +1,7 @@
 """The layout of a process's memory: read from /proc/PID/maps, compared, and made equal.
 
-What a guest's process maps is hostile: the number of mappings and their sizes are bounded, a name is
-only ever a path that a guest opens in its own cell, and afterwards the layouts are compared again.
+The mappings of a guest's process are hostile input: their number and sizes are bounded, a name is used
+only as a path that a guest opens in its own cell, and the layouts are compared again afterwards.
 """
 
 import re
@@ -11,11 +11,13 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 MOST_MAPPINGS = 4096
-MOST_BYTES = 16 << 30  # of addresses that are mapped
-MAPS_BYTES = 1 << 20  # of the file that lists them
-_REMEMBERED_BYTES = 256  # of a line at most: a guest names its files
+MOST_BYTES = 16 << 30  # mapped address space of a session
+MAPS_BYTES = 1 << 20  # size of the file that lists mappings
+SMAPS_BYTES = 8 << 20  # size of the file that lists them with their flags
+_REMEMBERED_BYTES = 256  # kept of each line, because a guest chooses the names of its files
 _FIXED = (b"[vdso]", b"[vvar]", b"[vvar_vclock]", b"[vsyscall]", b"[uprobes]")
 _ESCAPED = re.compile(rb"\\(\d{3})")  # how the kernel writes a newline in a name (seq_path)
+_FLAGGED = re.compile(rb"^([0-9a-f]+)-[0-9a-f]+ |^VmFlags:.* wf(?= )", re.M)  # wf: wiped by a fork
 _DELETED = b" (deleted)"
 STACK, HEAP = b"[stack]", b"[heap]"
 
@@ -43,7 +45,7 @@ class Mapping(NamedTuple):
         return self.name in _FIXED
 
     def content(self) -> tuple[object, ...]:
-        """Return what is mapped, so that equal addresses of equal mappings are of the same file."""
+        """Return the identity of a mapping's file, so that equal mappings are of the same file."""
         if self.is_file:
             return self.device, self.inode, self.offset - self.start, self.rights[3]
         return (self.name if self.is_fixed else b"", self.rights[3])
@@ -55,7 +57,7 @@ class Change(NamedTuple):
     kind: Literal["unmap", "protect", "memory", "file"]
     start: int
     end: int
-    mapping: Mapping  # as it is to be; for "unmap", as it is
+    mapping: Mapping  # the wanted mapping; for "unmap", the existing one
 
     @property
     def protection(self) -> int:
@@ -71,7 +73,7 @@ def parse(text: bytes) -> list[Mapping]:
     if there are too many, or in an order that no kernel lists."""
     lines = text.split(b"\n")[
         :-1
-    ]  # splitlines would cut at \r too, which the kernel leaves in a name
+    ]  # not splitlines(), which also cuts at \r, a character that names may contain
     if len(text) >= MAPS_BYTES or len(lines) > MOST_MAPPINGS:
         raise NotCopyable(f"it has more than {MOST_MAPPINGS} mappings")
     found = [
@@ -84,6 +86,20 @@ def parse(text: bytes) -> list[Mapping]:
     if size > MOST_BYTES:
         raise NotCopyable(f"it maps more than {MOST_BYTES >> 30} GiB")
     return found
+
+
+def wiped(smaps: bytes, mappings: list[Mapping]) -> list[Mapping]:
+    """Return the mappings that a fork gives no content, as /proc/PID/smaps tells (madvise(2),
+    MADV_WIPEONFORK).  glibc keeps the state of getrandom(3) in one, since 2.41: with a copy of it two
+    processes would get the same numbers."""
+    if len(smaps) >= SMAPS_BYTES:
+        raise NotCopyable("the list of its mappings is too long")
+    start, found = b"", set()
+    for each in _FLAGGED.finditer(smaps):
+        if each[1] is None:
+            found.add(int(start, 16))
+        start = each[1] or start
+    return [each for each in mappings if each.start in found]
 
 
 def _parsed(line: bytes) -> Mapping:
@@ -105,7 +121,7 @@ def changes(source: list[Mapping], target: list[Mapping]) -> list[Change]:
     Raises NotCopyable for a mapping that cannot be made.
     """
     steps = []
-    common = set(source).intersection(target)  # most of them; none overlaps another of its process
+    common = set(source).intersection(target)  # usually most; those of a process do not overlap
     source, target = ([each for each in some if each not in common] for some in (source, target))
     for start, end, wanted, had in _pieces(source, target):
         if wanted is None:

@@ -1,28 +1,161 @@
-"""`Traced`: a stopped process: its files in /proc, registers and memory, and calls that it makes."""
+"""`Traced`: a stopped process: its files in /proc, registers and memory, and calls that it makes.
+
+A process that waits in a system call when it is stopped shows that call in its registers. On x86_64 the
+kernel moves the instruction pointer back when a process continues (ERESTARTSYS). A copy of the
+registers has this done already, so it does not depend on the call in which the other process waits. On
+aarch64 the kernel has put it back before the process stops (do_signal, arch/arm64/kernel/signal.c), and
+another set of registers tells whether the process is in a call.
+"""
 
 import contextlib
 import errno
 import os
 import signal
+import struct
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from .. import channel
 from ..kernel import tracing
 from ..kernel.tracing import Places, TransferRoom
 from .layout import MAPS_BYTES, Mapping, NotCopyable, parse
-from .machine import Machine, Parked
+
+# The return value of an interrupted call that the kernel will restart (ERESTARTSYS), and of a call that
+# has just begun (ENOSYS).
+_INTERRUPTED, _BEGUN = -512, -38
+_NO_CALL = (1 << 64) - 1
+
+
+class Parked(NamedTuple):
+    """The call in which a stopped process waits."""
+
+    number: int
+    argument: int  # the first argument
+    instruction: int  # address of the call instruction
+    stack: int
+    is_interrupted: bool  # otherwise the call has just begun
+
+
+class Machine(NamedTuple):
+    """An architecture: where its registers are in NT_PRSTATUS, by index, and its numbers of calls."""
+
+    words: int
+    program_counter: int
+    stack_pointer: int
+    call: int  # the register that holds the number
+    original: int  # the register that holds the number of the interrupted call
+    answer: int
+    arguments: tuple[int, ...]
+    instruction: bytes  # machine code that makes a system call
+    extended: tuple[int, ...]  # numbers of the other register sets
+    numbers: dict[str, int]
+    ongoing: int = 0  # the register set with the number of the current call, if any
+    ends: int = 0  # with such a set: the register that is 0 when a call begins and 1 when it ends
+
+    def parked(self, registers: bytes, ongoing: bytes = b"") -> Parked | None:
+        """Return the call that was interrupted or has just begun, None if there is none.
+
+        `ongoing`: the content of that set of registers.
+        """
+        values = self._values(registers)
+        if self.ongoing:
+            return self._put_back(values, int.from_bytes(ongoing, "little", signed=True))
+        answer = _signed(values[self.answer])
+        if answer not in (_INTERRUPTED, _BEGUN):
+            return None
+        at = values[self.program_counter] - len(self.instruction)
+        first = values[self.arguments[0]] & 0xFFFFFFFF
+        stack = values[self.stack_pointer]
+        return Parked(values[self.original], first, at, stack, answer == _INTERRUPTED)
+
+    def _put_back(self, values: list[int], ongoing: int) -> Parked | None:
+        at, first = values[self.program_counter], values[self.arguments[0]] & 0xFFFFFFFF
+        stack = values[self.stack_pointer]
+        if ongoing < 0:  # NO_SYSCALL: the process is about to make (or restart) the call
+            return Parked(values[self.call] & 0xFFFFFFFF, first, at, stack, is_interrupted=True)
+        if values[self.ends]:
+            return None
+        return Parked(ongoing, first, at - len(self.instruction), stack, is_interrupted=False)
+
+    def repeating(self, registers: bytes) -> bytes:
+        """Return `registers` of a parked process, with which another one makes the same call."""
+        if self.ongoing:
+            return registers
+        values = self._values(registers)
+        values[self.program_counter] -= len(self.instruction)
+        values[self.call] = values[self.original]
+        values[self.original] = _NO_CALL
+        return self._pack(values)
+
+    def calling(self, registers: bytes, number: int, arguments: tuple[int, ...]) -> bytes:
+        """Return `registers` of a parked process, with which it makes another call."""
+        values = self._values(self.repeating(registers))
+        values[self.call] = number
+        for register, argument in zip(self.arguments, arguments, strict=False):
+            values[register] = argument
+        return self._pack(values)
+
+    def answered(self, registers: bytes) -> int:
+        """Return the result of the call that was just made."""
+        return _signed(self._values(registers)[self.answer])
+
+    def _values(self, registers: bytes) -> list[int]:
+        return list(struct.unpack(f"={self.words}Q", registers))
+
+    def _pack(self, values: list[int]) -> bytes:
+        return struct.pack(f"={self.words}Q", *(value & _NO_CALL for value in values))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+# struct user_regs_struct (sys/user.h), and arch/x86/entry/syscalls/syscall_64.tbl
+_X86_64 = Machine(
+    words=27, program_counter=16, stack_pointer=19, call=10, original=15, answer=10,
+    arguments=(14, 13, 12, 7, 9, 8),
+    instruction=b"\x0f\x05", extended=(tracing.NT_X86_XSTATE,),
+    numbers={
+        "recvfrom": 45, "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13,
+        "close": 3, "lseek": 8, "chdir": 80, "umask": 95, "prctl": 157, "clock_gettime": 228,
+        "openat": 257, "dup3": 292, "madvise": 28,
+    },
+)  # fmt: skip
+
+# struct user_pt_regs (arch/arm64/include/uapi/asm/ptrace.h): x0 to x30, sp, pc, pstate; and
+# include/uapi/asm-generic/unistd.h.  A call leaves of the vector registers what NT_PRFPREG holds.
+_AARCH64 = Machine(
+    words=34, program_counter=32, stack_pointer=31, call=8, original=8, answer=0,
+    arguments=(0, 1, 2, 3, 4, 5),
+    instruction=b"\x01\x00\x00\xd4", extended=(tracing.NT_PRFPREG, tracing.NT_ARM_TLS),
+    numbers={
+        "recvfrom": 207, "mmap": 222, "mprotect": 226, "munmap": 215, "brk": 214,
+        "rt_sigaction": 134, "close": 57, "lseek": 62, "chdir": 49, "umask": 166, "prctl": 167,
+        "clock_gettime": 113, "openat": 56, "dup3": 24, "madvise": 233,
+    },
+    ongoing=tracing.NT_ARM_SYSTEM_CALL, ends=7,
+)  # fmt: skip
+
+_MACHINES = {"x86_64": _X86_64, "aarch64": _AARCH64}
+
+
+def machine() -> Machine | None:
+    """Return this machine, None if it is of another architecture than these."""
+    # os.uname, because the branching process starts without the module `platform` (../spawn.py).
+    return _MACHINES.get(os.uname().machine)
+
 
 _RECEIVING_FROM = 3  # the descriptor on which a session waits for its next request
-# Where arguments of our calls lie: below what the process uses of its stack.
+# Injected calls keep their arguments below the used part of the process's stack.
 _BELOW_STACK = 16 * 1024
-_MOST_CALLS = 64  # between the answer of a request and waiting for the next one
-_MOST_SECONDS = 1.0  # meanwhile; other sessions' branches wait for this one
+_MOST_CALLS = 64  # system calls between a request's answer and the wait for the next request
+_MOST_SECONDS = 1.0  # for those calls; branches of other sessions wait meanwhile
 _DYING_SECONDS = 1.0  # between SIGKILL and the end of a process
 _MOST_ERRNO = 4095
-_SMALL = 64 * 1024  # of a file of /proc
-_MOST_WRITTEN = 0x7FFFF000  # by one call: write(2)
-_READ_AT_ONCE = 4096  # which is what the kernel gives of such a file
+_SMALL = 64 * 1024  # longest file of /proc that is read
+_MOST_WRITTEN = 0x7FFFF000  # bytes that one write(2) takes
+_READ_AT_ONCE = 4096  # the kernel returns such files in pieces of this size
 
 
 class Traced:
@@ -39,10 +172,12 @@ class Traced:
         self._is_source = is_source
         self._opened: list[int] = []
         self._is_stopped = False
-        self._signal = 0  # that comes to it when it goes on
+        self._signal = 0  # the signal that the process receives when it continues
         try:
             self._stop()
-            signal.pidfd_send_signal(pidfd, 0)  # the number is still this process's
+            signal.pidfd_send_signal(
+                pidfd, 0
+            )  # checks that the number still belongs to this process
             if not is_source:
                 tracing.die_with_us(self.pid)
             self.directory = self._open_directory()
@@ -82,7 +217,7 @@ class Traced:
                 tracing.go_on_to_call(self.pid)
             elif parked.is_interrupted:
                 return parked
-            else:  # what is made of its registers now would be taken for the answer of this call
+            else:  # registers changed now would be taken for the answer of this call
                 tracing.stop_in_call(self.pid)
         raise NotCopyable("it does not wait for a request")
 
@@ -215,7 +350,8 @@ class Traced:
                 self._let_go()
 
     def _let_go(self) -> None:
-        """Detach.  If it was killed meanwhile take note of that, or its parent never hears of it.
+        """Detach. If the process was killed meanwhile, reap it, because otherwise its parent never
+        learns of its end.
 
         One that runs, because it did not stop in time, cannot be detached from: our end does that.
         """

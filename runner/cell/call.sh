@@ -1,7 +1,7 @@
 # cellwright-call NAME [JSON]: call a tool of the host and print what it gives, as JSON.  Without JSON there
 # are no arguments; "-" reads them from standard input.  A shell reads this file before a program that has
 # tools, since it may not be allowed to start another one; what the program starts finds it in PATH.
-# What opens here, and what is said there, is in runner/watching/doors.py.
+# What opens here, and what is said there, is in runner/watching/open_calls.py.
 
 _cellwright_call() {
     local site="$1" kind=closed line='' failed='' IFS='

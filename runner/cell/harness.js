@@ -1,7 +1,7 @@
 "use strict";
 // Runs programs in a cell and says what each came to, in a Finished frame on descriptor 3: see
 // runner/messages.py.  Given: the language, and the path of what one program is given, as JSON; without
-// a path, programs come on descriptor 3, one after the other, as runner/request_forms.py puts them.
+// a path, programs come on descriptor 3, one after the other, as runner/requests/forms.py puts them.
 (() => {
   const [language, given] = process.argv.slice(1);
   const fs = require("fs"), vm = require("vm"), util = require("util"), path = require("path");

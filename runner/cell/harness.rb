@@ -1,6 +1,6 @@
 # Runs programs in a cell and says what each came to, in a Finished frame on descriptor 3: see
 # runner/messages.py.  Given: the language, and the path of what one program is given, as JSON; without
-# a path, programs come on descriptor 3, one after the other, as runner/request_forms.py puts them.
+# a path, programs come on descriptor 3, one after the other, as runner/requests/forms.py puts them.
 lambda do |given|
   require "json"
   packet = 65_536 # channel.PACKET_BYTES

@@ -11,10 +11,10 @@ MOST_BYTES = 64 * 1024
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _RECORD_HEADER, _MESSAGE_HEADER = 5, 4
 _MOST_RECORD_BYTES = 1 << 14
-_MOST_RECORDS = 128  # each is work; clients send one, or a few
+_MOST_RECORDS = 128  # clients send one record, or a few
 _MOST_MESSAGE_BYTES = 48 * 1024
 _SERVER_NAME = 0
-# encrypted_client_hello, as it is (0xFE0D) and as its drafts were, and encrypted_server_name before.
+# Extension numbers: encrypted_client_hello (0xFE0D), its drafts, and the older encrypted_server_name.
 _ENCRYPTED_HELLO = frozenset((0xFFCE, 0xFF02, *range(0xFE08, 0xFE0E)))
 _HOST_NAME = 0
 
@@ -24,10 +24,10 @@ class HelloError(ValueError):
 
 
 class ClientHello(NamedTuple):
-    """What a ClientHello says of the server."""
+    """The server that a ClientHello names."""
 
     server_name: str | None
-    is_encrypted: bool  # it has a second, encrypted name, so the plain one may be another's
+    is_encrypted: bool  # a second, encrypted name exists, so the plain one may name another host
 
 
 def begins_tls(data: bytes) -> bool:
@@ -82,7 +82,8 @@ def _refuse_endless(data: bytes) -> None:
 
 
 class _Vectors:
-    """Reads the vectors of a message; raises HelloError where one is longer than what is left."""
+    """Reads the vectors of a message; raises HelloError if one is longer than the rest of the
+    message."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

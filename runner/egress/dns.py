@@ -8,7 +8,7 @@ import re
 import struct
 from typing import NamedTuple
 
-MOST_BYTES = 512  # of a query: a header, a name of 255 bytes and the options of EDNS
+MOST_BYTES = 512  # longest query: a header, a name of 255 bytes and EDNS options
 TTL_SECONDS = 5
 NO_ERROR, MALFORMED, NO_SUCH_NAME, NOT_IMPLEMENTED = 0, 1, 3, 4
 A = 1
@@ -18,7 +18,7 @@ _IS_ANSWER, _OPERATION, _WANTS_RECURSION, _RECURSES = 0x8000, 0x7800, 0x0100, 0x
 _NAME = 0xC000 | _HEADER.size  # a pointer to the name in the question
 _LABEL = re.compile(rb"[A-Za-z0-9_-]{1,63}")
 _MOST_NAME_BYTES = 255
-# Questions that ask for more than one set of records: ANY, and the transfers of zones.
+# Question types for more than one record set: ANY and zone transfers.
 _META = range(249, 256)
 
 
@@ -29,7 +29,7 @@ class Query(NamedTuple):
     flags: int
     question: bytes
     name: str
-    kind: int  # of record
+    kind: int  # type of record
 
     @property
     def is_reverse(self) -> bool:
@@ -50,7 +50,7 @@ def parse(message: bytes) -> Query:
     if not _HEADER.size <= len(message) <= MOST_BYTES:
         raise QueryError(f"a message of {len(message)} bytes")
     number, flags, *counts = _HEADER.unpack_from(message)
-    if flags & _IS_ANSWER:  # two servers that answer answers would never end
+    if flags & _IS_ANSWER:  # two servers that answer each other's answers would never stop
         raise QueryError("an answer")
     if flags & _OPERATION:
         raise QueryError("not a standard query", _refusal(number, flags, NOT_IMPLEMENTED))

@@ -10,29 +10,46 @@ import contextlib
 import gc
 import os
 import resource
-import signal
 import socket
 import sys
+import threading
+from collections.abc import Collection
 from concurrent.futures import thread as _threads  # noqa: F401 - before files are out of reach
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from ...policies.network.upstream_proxy import UpstreamProxy
 from .. import channel
-from ..kernel import landlock, privileges, processes
-from ..kernel.now import Now
-from ..messages import AddCell, Booted, EgressBoot, Failed, Manage, decode, encode
-from ..upstream_proxy import UpstreamProxy
-from .budgets import budgets
-from .cell_policy import CellPolicy, decoded_rules
-from .management import MOST_BYTES, Management
-from .resolving import Resolver, resolving_threads
+from ..confined import confinement
+from ..confined.confinement import serve_confined
+from ..messages import (
+    AddCell,
+    EgressBoot,
+    ListPending,
+    Manage,
+    SetRules,
+    Settled,
+    TellRefused,
+    decode,
+    encode,
+)
+from .addresses import budgets
+from .cell_connection import CellPolicy, decoded_rules
+from .name_resolution import STACK_BYTES, Resolver, Upstream, resolving_threads
 from .served_cell import ServedCell
-from .upstream import Upstream
 
-_CONTROL = 3
-_OPEN_FILES = 16_384
-_MEMORY_BYTES = 1 << 30  # of data; a thread for each name that is being resolved has 8 MiB of stack
+if TYPE_CHECKING:
+    import msgspec
+
+    from .credential_exchange import CellSecrets
+    from .tls_stream import TlsContexts
+
+    _Credentials = tuple[CellSecrets | None, TlsContexts | None]
+
+
+# RLIMIT_DATA, which counts the stack of each resolving thread.
+_LIMITS = {"NOFILE": 16_384, "CORE": 0, "FSIZE": 0, "DATA": 1 << 30}
 _CHECK_SECONDS = 5.0
-# What getaddrinfo(3) reads, also long after the start: its configuration, and the modules of glibc.
+# getaddrinfo(3) reads these at any time: its configuration and glibc's modules.
 _READ = (
     "/etc",
     "/lib",
@@ -46,61 +63,59 @@ _READ = (
 
 def main(own_paths: int) -> NoReturn:
     """Read the boot frame, confine the process, and serve cells until the supervisor is gone."""
-    sock = socket.socket(fileno=_CONTROL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    processes.close_range(_CONTROL + 1, 0xFFFFFFFF)
-    try:
-        boot = decode(channel.Receiver(sock, MOST_BYTES).receive_whole(), EgressBoot)
-        if boot.network.reads_requests:
+
+    credentials: _Credentials = (None, None)
+
+    def confine_by(boot: EgressBoot) -> None:
+        nonlocal credentials
+        if boot.http_parser:
             sys.path.append(boot.http_parser)
             from . import http_relay as _http_relay  # noqa: F401 - before files are out of reach
 
             sys.path.pop()
-        del sys.path[:own_paths]  # everything of ours is imported
+        if boot.secrets:
+            credentials = _credentials(boot.secrets)
+        del sys.path[:own_paths]  # all modules of cellwright are imported
         confine(boot)
-        channel.send(sock, encode(Booted()))
-        asyncio.run(_serve(sock, boot))
-    except BaseException as error:  # noqa: BLE001 - the line before os._exit
-        with contextlib.suppress(OSError):
-            channel.send(sock, encode(_failed(error)))
-        os._exit(1)
-    os._exit(0)
 
+    def serve(sock: socket.socket, boot: EgressBoot) -> None:
+        asyncio.run(_serve(sock, boot, *credentials))
 
-def _failed(error: BaseException) -> Failed:
-    about = getattr(error, "filename", None) or type(error).__name__
-    return Failed(
-        getattr(error, "errno", None) or 0, f"{about}: {getattr(error, 'strerror', error)}"
-    )
+    serve_confined(EgressBoot, confine_by, serve, MOST_BYTES)
 
 
 def confine(boot: EgressBoot) -> None:
     """Give up everything that serving does not need, for good."""
-    do = Now()
-    privileges.set_name(do, "cell-egress")
-    os.environ["LOCALDOMAIN"] = "."  # no other domain is searched (resolv.conf(5))
-    with contextlib.suppress(OSError):  # loads the modules that resolve names
+    os.environ["LOCALDOMAIN"] = "."  # search no other domain (resolv.conf(5))
+    with contextlib.suppress(OSError):  # the call loads the modules that resolve names
         socket.getaddrinfo("localhost", None)
-    "".encode("idna")  # which a name is encoded by, and which is imported for that
-    if boot.uid:
-        privileges.become(boot.uid)
-    privileges.set_dumpable(do, 0)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
-    privileges.set_no_new_privs(do)
-    if boot.landlock_abi:
-        rules = [(path, landlock.READ) for path in _READ if os.path.isdir(path)]
-        landlock.restrict(do, boot.landlock_abi, rules, deny_tcp=False)
-    privileges.install_seccomp_filter(do, boot.network.egress_filter)
+    "".encode("idna")  # loads the codec that encodes names
+    confinement.confine(
+        "cell-egress", boot.uid, _LIMITS, boot.network.egress_filter, boot.landlock_abi, _READ
+    )
 
 
-async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
+def _credentials(encoded: bytes) -> "_Credentials":
+    """Return the values that requests get, and the two sides of TLS."""
+    from ...policies.network.credential import EgressSecrets
+    from .credential_exchange import CellSecrets
+
+    given = decode(encoded, EgressSecrets)
+    if not given.certificate:
+        return CellSecrets(given.secrets), None
+    from .tls_stream import TlsContexts  # imports ssl
+
+    return CellSecrets(given.secrets), TlsContexts(given)
+
+
+async def _serve(
+    sock: socket.socket, boot: EgressBoot, secrets: "CellSecrets | None", tls: "TlsContexts | None"
+) -> None:
     gc.enable()
-    policy = CellPolicy(decoded_rules(boot.network.rules), boot.network.ports, boot.made_at)
+    policy = CellPolicy(
+        decoded_rules(boot.network.rules), boot.network.ports, boot.made_at, secrets, tls
+    )
+    threading.stack_size(STACK_BYTES)
     threads = resolving_threads()
     cells: set[ServedCell] = set()
     management = Management(policy, cells)
@@ -128,3 +143,59 @@ async def _serve(sock: socket.socket, boot: EgressBoot) -> None:
     loop.add_reader(sock, hear)
     check()
     await gone.wait()
+
+
+MOST_BYTES = 4 * 1024 * 1024  # longest frame with rules
+_END_SECONDS = 5.0  # how long connections may take to end
+
+
+class Management:
+    """Changes and tells the rules of all cells."""
+
+    def __init__(self, policy: CellPolicy, cells: Collection[ServedCell]) -> None:
+        self._policy = policy
+        self._cells = cells
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, sock: socket.socket) -> None:
+        """Answer the question that comes on `sock`, then close it, except after TellRefused."""
+        sock.setblocking(False)
+        receiver = channel.Receiver(sock, MOST_BYTES)
+        self._loop.add_reader(sock, self._on_packet, sock, receiver)
+
+    def _on_packet(self, sock: socket.socket, receiver: channel.Receiver) -> None:
+        try:
+            frame = receiver.receive()
+        except BlockingIOError:
+            return
+        except (OSError, channel.ProtocolError):
+            frame = b""
+        if frame is None:  # the frame continues in the next packet
+            return
+        self._loop.remove_reader(sock)
+        task = asyncio.create_task(self._answer(sock, frame))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, sock: socket.socket, frame: bytes) -> None:
+        question = decode(frame, SetRules | ListPending | TellRefused) if frame else None
+        if isinstance(question, TellRefused):
+            self._policy.tell_refused(sock)
+            return
+        with sock, contextlib.suppress(OSError):  # the supervisor no longer waits
+            if question is None:
+                return
+            records: list[msgspec.Struct] = []
+            if isinstance(question, SetRules):
+                await self._set(question.rules)
+            else:
+                records = self._policy.pending()
+            for record in (*records, Settled()):
+                await self._loop.sock_sendall(sock, b"\0" + encode(record))
+
+    async def _set(self, rules: bytes) -> None:
+        self._policy.follow(decoded_rules(rules))
+        ending = [task for cell in self._cells for task in cell.follow_rules()]
+        if ending:
+            await asyncio.wait(ending, timeout=_END_SECONDS)

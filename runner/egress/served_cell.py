@@ -7,29 +7,23 @@ connection was made stands for a name; nothing else that the cell sends decides 
 import asyncio
 import contextlib
 import errno
+import os
 import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...policies.network.addresses import refusal_of
+from ...policies.network.address_ranges import refusal_of
 from ...policies.network.rule import NetworkRule
-from ...policies.network.rules import NetworkVerdict
-from ...policies.network.usage import Allowance, RuleUse
+from ...policies.network.rules import Allowance, NetworkVerdict, RuleUse
 from .. import channel
-from ..kernel.own_addresses import is_own_address
 from ..messages import Relayed, Settle, Settled, decode, encode
 from . import dns
-from .addresses import NoFreeAddressError, SyntheticAddresses
-from .budgets import Budgets
-from .cell_policy import CellPolicy
-from .client_hello import begins_tls
-from .connection import CellConnection
-from .records import Records
-from .relay import (
+from .addresses import Budgets, NoFreeAddressError, SyntheticAddresses, is_own_address
+from .cell_connection import CellConnection, CellPolicy, Records
+from .connection_relay import (
     RefusedError,
-    Relay,
     Turns,
     dial,
     first_bytes,
@@ -38,20 +32,17 @@ from .relay import (
     reset,
     was_reset,
 )
-from .resolving import NoAddressError, Resolver
-from .upstream import Upstream
-
-if TYPE_CHECKING:
-    from .http_relay import RequestRelay
+from .name_resolution import NoAddressError, Resolver, Upstream
+from .relay_choice import relay_maker
 
 _CONNECT_SECONDS = 10.0
 _MOST_CONNECTIONS = 256
-_FAST_CONNECTIONS = 16  # at once, with buffers as large as the kernel finds good
+_FAST_CONNECTIONS = 16  # concurrent connections whose buffers the kernel may grow
 _MOST_QUERIES_OVER_TCP = 4
 _TCP_QUERY_SECONDS = 10.0
-_REST_SECONDS = 0.1  # when descriptors have run out, or a cell asks too much
-_UPLOAD_SECONDS = 1.0  # for what a program that has ended sent last
-_QUERIES = 100.0, 1000.0  # a second, and at once: each is work of the host
+_REST_SECONDS = 0.1  # pause when descriptors have run out, or a cell sends too many queries
+_UPLOAD_SECONDS = 1.0  # time to send the last bytes of a program that has ended
+_QUERIES = 100.0, 1000.0  # queries a second, and burst: each costs work of the host
 _CONNECTIONS = 100.0, 200.0
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -81,7 +72,7 @@ class ServedCell:
         self._queries_over_tcp = 0
         self._queries = Allowance(*_QUERIES)
         self._accepts = Allowance(*_CONNECTIONS)
-        self._uses: dict[NetworkRule, RuleUse] = {}  # of the rules that have caps, by this cell
+        self._uses: dict[NetworkRule, RuleUse] = {}  # this cell's use of rules with caps
         self._is_open = True
         self._readers: dict[socket.socket, Callable[[], None]] = {
             self._datagrams: self._take_query,
@@ -90,7 +81,7 @@ class ServedCell:
         }
         for each in (reports, *sockets):
             each.setblocking(False)
-        self._loop.add_reader(reports, self._hear)
+        self._loop.add_reader(reports, self._on_report)
         for each in self._readers:
             self._read(each)
 
@@ -105,7 +96,6 @@ class ServedCell:
                 self._loop.call_later(_REST_SECONDS, self._read, each)
 
     def _stop_reading(self, *sockets: socket.socket) -> None:
-        """Read from `sockets` no more, after a rest either."""
         for each in sockets:
             self._readers.pop(each, None)
             self._loop.remove_reader(each)
@@ -171,7 +161,7 @@ class ServedCell:
             return error.answer
         why, name = self._policy.why_not(query.name)
         if why:
-            if not query.is_reverse:  # libraries ask for the names of addresses unasked
+            if not query.is_reverse:  # libraries ask for names of addresses on their own
                 self._records.refuse("resolve", name, 0, why)
                 self._policy.note_refused(name, 0, why)
             return dns.answer(query, dns.NO_SUCH_NAME)
@@ -200,10 +190,12 @@ class ServedCell:
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            if error.errno in _SHORT_OF:  # they wait, until descriptors are free again
+            if error.errno in _SHORT_OF:  # connections wait until descriptors are free again
                 self._rest(listener)
             return None
         sock.setblocking(False)
+        # Without it the end of an answer waits 40 ms for the program's delayed acknowledgement.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
     def _admit(self, guest: socket.socket) -> None:
@@ -237,15 +229,16 @@ class ServedCell:
         connection.task = self._begin(self._connect(connection, verdict))
 
     async def _connect(self, connection: CellConnection, verdict: NetworkVerdict) -> None:
-        """Relay one connection that the policy allows, and note how it went."""
         name, port, address = connection.name, connection.port, ""
-        outcome, outside = "failed", None  # by an exception that nothing below expects
+        outcome, outside = "failed", None  # the outcome of an unexpected exception
         schemes = connection.grant.schemes
         try:
-            # Where any bytes may be sent, the server may speak first.
+            # If the rule allows any bytes, the server may speak first.
             first = b"" if "tcp" in schemes else await self._first_bytes(connection)
-            relay_to = await self._relaying(connection, first)
-            outside, address = await self._dial(connection, verdict)
+            relay_to = await relay_maker(
+                connection, first, self._policy, self._records, self._turns
+            )
+            outside, address = await self._dialled(connection, verdict)
             if len(self._connections) > _FAST_CONNECTIONS:
                 limit_buffers(connection.guest, outside)
             connection.relay = relay_to(outside)
@@ -255,9 +248,11 @@ class ServedCell:
             outcome = str(error)
             if error.is_refused:
                 self._records.refuse("connect", name, port, outcome)
+                self._policy.note_connection(name, port, outcome)
         except RefusedError as error:
-            outcome, connection.is_told = str(error), error.is_told
+            outcome, connection.is_answered = str(error), error.is_answered
             self._records.refuse("connect", name, port, outcome)
+            self._policy.note_connection(name, port, outcome)
         except OSError as error:
             outcome = error.strerror or type(error).__name__
             if was_reset(connection.guest):
@@ -267,13 +262,22 @@ class ServedCell:
         finally:
             self._finish(connection, outside, outcome, address, verdict.rule or "")
 
+    async def _dialled(
+        self, connection: CellConnection, verdict: NetworkVerdict
+    ) -> tuple[socket.socket, str]:
+        """Return the socket and the address of `_dial`; if that fails, tell a program that waits for an
+        answer why."""
+        try:
+            return await self._dial(connection, verdict)
+        except (NoAddressError, OSError) as error:
+            if connection.reader:
+                await connection.reader.refused(502, f"{connection.name}: {_unreached(error)}")
+                connection.is_answered = True
+            raise
+
     async def _dial(
         self, connection: CellConnection, verdict: NetworkVerdict
     ) -> tuple[socket.socket, str]:
-        """Return a socket to a vetted address of the name, or to the proxy, and that address.
-
-        Raises NoAddressError and OSError.
-        """
         name, port, resolver = connection.name, connection.port, self._resolver
         if self._upstream:
             return await self._upstream.connect(name, port, resolver, _CONNECT_SECONDS)
@@ -289,33 +293,15 @@ class ServedCell:
             connection.guest, connection.name, grant.schemes, self._turns, any_sni=grant.any_sni
         )
 
-    async def _relaying(
-        self, connection: CellConnection, first: bytes
-    ) -> "Callable[[socket.socket], Relay | RequestRelay]":
-        """Return what relays a connection to a socket outside, once its first request is allowed if
-        requests need that; raises RefusedError and OSError."""
-        guest, count = connection.guest, connection.count
-        if not connection.grant.reads_requests or begins_tls(first):
-            return lambda outside: Relay(guest, outside, first, count, self._turns)
-        from .http_relay import RequestReader, RequestRelay  # imported if the policy needs it
-
-        name, port = connection.name, connection.port
-        why_not = partial(self._policy.why_not_request, name, port)
-        reader = RequestReader(guest, first, name, port, why_not, self._turns)
-        request = await reader.next()
-        if request is None:
-            raise RefusedError("ended before its first request")
-        return lambda outside: RequestRelay(reader, request, outside, count)
-
     def _finish(
         self, connection: CellConnection, outside: socket.socket | None, outcome: str, address: str,
         rule: str,
     ) -> None:  # fmt: skip
-        if outcome == "ok" or connection.is_told:
+        if outcome == "ok" or connection.is_answered:
             connection.guest.close()
         else:
             reset(connection.guest)
-        if outside:  # a peer must not take what was cut off for the whole
+        if outside:  # a peer must not take a truncated stream for a complete one
             close = leave if connection.relay and connection.relay.is_uploaded else reset
             close(outside)
         connection.uploaded.set()
@@ -335,8 +321,8 @@ class ServedCell:
         )  # fmt: skip
 
     def end_overdue(self) -> list[asyncio.Task[None]]:
-        """End the connections that were idle, or open, for too long, and those that the rules do not
-        allow any more; return what ends them."""
+        """End connections that were idle or open for too long, and those that the rules no longer
+        allow; return the tasks that end them."""
         now = time.monotonic()
         ending: list[asyncio.Task[None]] = []
         for connection in self._connections:
@@ -362,7 +348,7 @@ class ServedCell:
 
     # the supervisor
 
-    def _hear(self) -> None:
+    def _on_report(self) -> None:
         try:
             packet = self._reports.recv(channel.PACKET_BYTES)
         except BlockingIOError:
@@ -377,7 +363,7 @@ class ServedCell:
     async def _settle(self, settle: Settle) -> None:
         """Send every record; if the program `ends`, end its connections before that.
 
-        What the program sent last still goes out: the kernel may have it, or the backlog.
+        The last bytes of the program still go out; they may be in the kernel or in the backlog.
         """
         if settle.ends:
             self._accept_the_rest()
@@ -389,7 +375,7 @@ class ServedCell:
             await self._end_connections()
         for record in (*self._records.take(), Settled()):
             await self._loop.sock_sendall(self._reports, b"\0" + encode(record))
-            await asyncio.sleep(0)  # there can be thousands, and other cells wait
+            await asyncio.sleep(0)  # there can be thousands of records, and other cells wait
 
     def _accept_the_rest(self) -> None:
         for listener in self._listeners:
@@ -424,3 +410,10 @@ class ServedCell:
         self._end(self._tasks)
         self._names_room.give_back_all()
         self._on_end(self)
+
+
+def _unreached(error: NoAddressError | OSError) -> str:
+    """Return for a program why a host is not reached; an address is not its business."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno else "it does not answer"
+    return "its address is not allowed" if error.is_refused else str(error)

@@ -1,14 +1,14 @@
 """Directories that hold denied names, put into the root so that these do not exist or stay covered.
 
-Linux takes a mount away when what it lies on is replaced or removed, in every mount namespace
-(rename(2), `detach_mounts`), and a name that is made later has no cover.  So:
+Linux removes a mount, in every mount namespace, when the file beneath it is replaced or removed
+(rename(2), `detach_mounts`), and a name that is made later has no cover. So:
 
 - A directory that is only read is shown entry by entry on an empty read-only memory filesystem: what
   is denied, and what is made later, does not exist there.
 - A directory that may be written has to be shown as it is.  What is denied is covered, and each
   directory above a cover is mounted on itself: nobody inside can rename or remove a mount point, and so
   leave something else there for the next launcher.  From outside anybody can: the supervisor looks at
-  the covers before every call (`runner/covers.py`).
+  the covers before every call (`runner/launching/covers.py`).
 """
 
 import contextlib
@@ -20,13 +20,15 @@ from itertools import islice
 from typing import NamedTuple
 
 from ...policies.denied import Denied
-from ..kernel import files, mounts
-from ..kernel.now import Now
+from ..kernel import file_calls as files
+from ..kernel import mounts
+from ..kernel.steps import Now
 from ..messages import Cover, Snapshot
 
 _HARD = mounts.NOSUID | mounts.NODEV
-_MOST_ENTRIES = 5000  # each is a mount that every cell copies, 4 µs (measured)
+_MOST_ENTRIES = 5000  # each entry is a mount, which every cell copies in 4 µs (measured)
 _MOST_LOOKED_AT = 100_000
+_MOST_OF_PROGRAMS = 1_000  # entries of program directories, in which hardly any process has pipes
 _DEEPEST = 100
 _MOST_PIPES = 500  # each cover is a mount too
 _SIZE = {"size": "16M", "nr_inodes": str(4 * _MOST_ENTRIES)}
@@ -39,12 +41,13 @@ class ViewError(Exception):
 
 
 class ShownPath(NamedTuple):
-    """A path that a policy shows: what it is on the host, open, and its place in the new root."""
+    """A path that a policy shows: its open file on the host, and its place in the new root."""
 
     path: str
     source: str
     descriptor: int
     attributes: int
+    changes: int = -1  # the open directory that gets what cells change there, if not the path
 
 
 def open_source(source: str) -> int:
@@ -68,7 +71,7 @@ def _why(path: str) -> str:
 
 
 class SinglyShown:
-    """Shows directories entry by entry; `snapshots` says what of the host was looked at."""
+    """Shows directories entry by entry; `snapshots` lists the host directories that were read."""
 
     def __init__(self, binds: Collection[str]) -> None:
         """`binds` are the paths that are shown by themselves: those get a place, and no entries."""
@@ -98,14 +101,12 @@ class SinglyShown:
             self._entries += 1
             if self._entries > _MOST_ENTRIES:
                 raise ViewError(f"{shown.path} has more than {_MOST_ENTRIES} entries beneath it")
-            try:
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
                 entry = files.open_within(source, os.fsencode(name), _ANY)
-            except FileNotFoundError:  # gone since it was listed
-                continue
-            try:
-                self._show(shown, os.path.join(path, name), entry, view, below, depth)
-            finally:
-                os.close(entry)
+                try:
+                    self._show(shown, os.path.join(path, name), entry, view, below, depth)
+                finally:
+                    os.close(entry)
 
     def _show(
         self, shown: ShownPath, path: str, entry: int, view: int, denied: Denied, depth: int
@@ -114,7 +115,7 @@ class SinglyShown:
         if stat.S_ISLNK(mode):
             os.symlink(os.readlink(b"", dir_fd=entry), os.fsencode(name), dir_fd=view)
             return
-        if stat.S_ISFIFO(mode):  # a listing would take the mount for a plain file (cover_pipes)
+        if stat.S_ISFIFO(mode):  # a listing would show the mount as a plain file (cover_pipes)
             return
         place = _make(view, name, mode)
         try:
@@ -145,15 +146,17 @@ def _names(directory: int) -> list[str]:
 def _make(directory: int, name: str, mode: int) -> int:
     if stat.S_ISDIR(mode):
         os.mkdir(name, 0o755, dir_fd=directory)
-        os.chmod(name, mode & 0o777, dir_fd=directory)  # of a directory that is filled in turn
+        os.chmod(
+            name, mode & 0o777, dir_fd=directory
+        )  # the mode of a directory that is filled next
     else:
         os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o444, dir_fd=directory))
     return files.open_within(directory, os.fsencode(name), _ANY)
 
 
 def guard(root: int, shown: ShownPath, denied: Denied, inner: Iterable[str]) -> list[Cover]:
-    """Cover what is denied beneath a writable directory that is in place under `root`, and pin what
-    lies above that and above the `inner` paths, which are shown beneath it by themselves.
+    """Cover the denied paths beneath a writable directory that is in place under `root`. Pin the
+    directories above them, and above the `inner` paths: paths in it that a policy shows separately.
 
     Raises ViewError, and OSError.
     """
@@ -166,7 +169,6 @@ def guard(root: int, shown: ShownPath, denied: Denied, inner: Iterable[str]) -> 
 
 
 def _denied_beneath(shown: ShownPath, denied: Denied) -> list[str]:
-    """Return the paths, as cells see them, of what exists and is denied."""
     found: list[str] = []
     looked_at = 0
     waiting = [(shown.path, b".", denied)]
@@ -243,19 +245,21 @@ def cover(root: int, path: str) -> Cover:
     return Cover(path, status.st_dev, status.st_ino)
 
 
-def cover_pipes(root: int, path: str) -> None:
-    """Cover the named pipes beneath a directory that is only read: a read-only mount stops neither
-    writing to a pipe nor taking what others wrote; nor does Landlock below /tmp and below writable
-    directories, whose rules hold for all that lies there.
+def cover_pipes(root: int, path: str, *, of_programs: bool) -> None:
+    """Cover the named pipes beneath a read-only directory. A read-only mount stops neither writing to a
+    pipe nor reading its data. Landlock does not either below /tmp and below writable directories, whose
+    rules hold for everything inside.
 
-    A limited number of entries is looked at, those nearest to `path` first.  Raises ViewError, OSError.
+    A limited number of entries is looked at, those nearest to `path` first; fewer in a directory
+    `of_programs`, since a toolchain may have 100,000.  Raises ViewError, OSError.
     """
     waiting, looked_at, covered = deque([path]), 0, 0
-    while waiting and looked_at < _MOST_LOOKED_AT:
+    most = _MOST_OF_PROGRAMS if of_programs else _MOST_LOOKED_AT
+    while waiting and looked_at < most:
         above = waiting.popleft()
         try:
-            found = _listed(root, above, _MOST_LOOKED_AT - looked_at)
-        except OSError:  # gone, closed to us and so to cells, or a file system that does not answer
+            found = _listed(root, above, most - looked_at)
+        except OSError:  # removed, not readable (nor in cells), or on a file system that hangs
             continue
         looked_at += len(found)
         waiting.extend(f"{above}/{name}" for name, mode in found if stat.S_ISDIR(mode))

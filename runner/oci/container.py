@@ -1,7 +1,7 @@
 """`SpawnedContainer`: a launcher in a container of its own, which an OCI runtime makes.
 
-The launcher speaks to the supervisor over the socket that it inherits, as it does without a
-container, and forks cells inside.  Its root holds only what the launcher and its cells need.
+The launcher speaks to the supervisor over the socket that it inherits, as it does without a container,
+and forks cells inside. Its root holds only the files that the launcher and its cells need.
 """
 
 import _socket
@@ -10,35 +10,44 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
+from ...policies.compiling.host import Kernel
 from ...policies.errors import LaunchError, PolicyError
-from ...policies.host import Kernel
 from ...policies.languages import PYTHON
 from ...policies.plan import Plan
 from ...policies.policy import Policy, lies_in, named_paths
+from ..host.answer_cache import cached
 from ..host.ids import id_for
-from ..host.packages import with_packages
-from ..host.paths import leads, resolve
-from ..host.runtime import Runtime, find_runtime
-from ..spawn import Spawned, import_paths, launcher_command
-from .bundle import Bundle, leftover_bundles, remove_bundle, state_of
-from .config import Ids, Mount, container_config
-from .launcher_files import PACKAGES, launcher_libraries, package_mounts
-from .rootfs import RootFilesystem
-from .runtime import OciRuntime, find_oci_runtime
+from ..host.interpreters import with_packages
+from ..host.runtime import Runtime, find_runtime, sonames
+from ..host.shown_paths import leads, resolve
+from ..launching.spawn import Spawned, import_paths, launcher_command
+from .bundle import (
+    Bundle,
+    Ids,
+    Mount,
+    RootFilesystem,
+    container_config,
+    leftover_bundles,
+    remove_bundle,
+    state_of,
+)
+from .oci_runtime import OciRuntime, find_oci_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-CONTAINER = "container"  # among the layers
-_PREFIX = "/.cellwright"  # of the interpreter's files, where a root file system has the others
-# runc sets HOME, and what an interpreter was started with stands in /proc/PID/environ of every cell.
+CONTAINER = "container"  # name of the layer
+_PREFIX = "/.cellwright"  # place of the interpreter's files beside an image's files
+# Starts the interpreter with an empty environment: runc sets HOME, and every cell would show it in
+# /proc/PID/environ.
 _WITH_NO_ENVIRONMENT = ("-I", "-S", "-c", "import os,sys;os.execve(sys.argv[1],sys.argv[1:],{})")
 
 
 class ContainerLayout(NamedTuple):
-    """What a container shows, and the links in its root; `needed` are the files of the interpreter."""
+    """The mounts of a container and the links in its root; `needed`: the files of the interpreter."""
 
     mounts: tuple[Mount, ...]
     links: tuple[tuple[str, str], ...]
@@ -113,6 +122,8 @@ class SpawnedContainer(Spawned):
                 "run the interpreter of the rootfs as a command: sandbox.run([...])",
             )
         writable = tuple(bind.path for bind in plan.binds if bind.writable)
+        if any(bind.changes for bind in plan.binds):
+            raise PolicyError("filesystem.changes: not available in a container")
         for bind in plan.binds:
             if bind.writable and self._has(bind.path):
                 raise PolicyError(
@@ -135,9 +146,10 @@ class SpawnedContainer(Spawned):
     def layout(
         self, plan: Plan, files: "Sequence[str]", sources: "Mapping[str, str]"
     ) -> ContainerLayout:
-        """Return what a container shows of `files`, of what `plan` shows, and of what a launcher needs.
+        """Return the mounts of a container: of `files`, of the paths that `plan` shows, and of the
+        files that a launcher needs.
 
-        `sources`: the host paths of those that are not what they are called.
+        `sources`: path -> host path, where they differ.
         """
         paths = import_paths(self._packages)
         runtime = find_runtime(self.executable)
@@ -163,7 +175,7 @@ class SpawnedContainer(Spawned):
     def start(self, plan: Plan, files: "Sequence[str]", sources: "Mapping[str, str]") -> None:
         """Start the launcher in a container that shows `files`, and what `plan` shows.
 
-        `sources`: the host paths of those that are not what they are called.  Raises LaunchError.
+        `sources`: path -> host path, where they differ. Raises LaunchError.
         """
         layout = self.layout(plan, files, sources)
         command = self.command_of(launcher_command(self.executable)[1:], layout)
@@ -181,14 +193,13 @@ class SpawnedContainer(Spawned):
         return Ids(os.geteuid(), os.getegid()) if os.geteuid() else None
 
     def _source(self, place: str) -> str:
-        """Return the host's path of a file of the interpreter."""
         return leads(place.removeprefix(_PREFIX) if self._rootfs else place)
 
     def command_of(self, arguments: "Sequence[str]", layout: ContainerLayout) -> tuple[str, ...]:
         """Return the command line of the interpreter in the container, with an empty environment."""
         interpreter = [self.executable]
         if self._rootfs:
-            # The loader and the libraries of the root file system may be of another kind.
+            # The root file system may have another loader and other libraries.
             directories = dict.fromkeys(
                 _PREFIX + os.path.dirname(leads(path)) for path in layout.needed if ".so" in path
             )
@@ -239,7 +250,9 @@ class SpawnedContainer(Spawned):
     def delete(self, bundle: Bundle) -> None:
         """End the container of a bundle, and leave nothing of both."""
         delete = self.oci.command(bundle.state, "delete", "--force", bundle.name)
-        with contextlib.suppress(LaunchError):  # it was never made, or has gone by itself
+        with contextlib.suppress(
+            LaunchError
+        ):  # the container was never made, or has ended by itself
             self.oci.call(delete)
         bundle.remove()
 
@@ -282,6 +295,76 @@ def _without_inner(mounts: list[Mount]) -> list[Mount]:
 
 
 def _outside(links: list[tuple[str, str]], mounts: list[Mount]) -> list[tuple[str, str]]:
-    """Return the links that are in no mount."""
     places = tuple(mount.place for mount in mounts)
     return [(link, target) for link, target in links if not lies_in(link, places)]
+
+
+PACKAGES = "/.cellwright/packages"
+_FACE = "cellwright"
+_FOLDERS = ("policies", "runner")  # packages that a launcher imports; in a checkout they are links
+_ASK_SECONDS = 60
+_SCRIPT = (
+    "import sys;sys.path[:0]=sys.argv[1:];"
+    "sys.modules['typing_extensions']=sys.modules['_uuid']=None;"
+    "from cellwright.runner.launcher import main\n"
+    "print(*{line.split(None,5)[5].strip() for line in open('/proc/self/maps') if '.so' in line},"
+    "sep='\\n')"
+)
+
+
+class LauncherLibraries(msgspec.Struct, frozen=True):
+    """The shared libraries that a launcher loads, and the links by which it finds them."""
+
+    files: tuple[str, ...]
+    links: tuple[tuple[str, str], ...]
+
+
+def package_mounts(paths: list[str]) -> tuple[Mount, ...]:
+    """Return where a launcher in a container finds the packages that it finds in `paths` outside."""
+    found: list[Mount] = []
+    for path in paths:
+        for entry in sorted(Path(path).glob("*")):
+            if not _is_wanted(entry):
+                continue
+            found.append(Mount(f"{PACKAGES}/{entry.name}", str(entry.resolve())))
+            if entry.name == _FACE:
+                found += [
+                    Mount(f"{PACKAGES}/{folder}", str((entry / folder).resolve()))
+                    for folder in _FOLDERS if (entry / folder).is_symlink()
+                ]  # fmt: skip
+    first = {
+        mount.place: mount for mount in reversed(found)
+    }  # in the order of sys.path: the first match counts
+    return tuple(first.values())
+
+
+def _is_wanted(entry: Path) -> bool:
+    name = entry.name.partition(".")[0]
+    if entry.is_dir():
+        return name in (_FACE, "msgspec", "prctl")
+    return name in ("prctl", "_prctl") and entry.suffix in (".py", ".so")
+
+
+def launcher_libraries(executable: str, paths: list[str]) -> LauncherLibraries:
+    """Return what `executable` loads as a launcher; asked once, then the cache.
+
+    Raises LaunchError if it cannot be a launcher.
+    """
+    stats = [os.stat(path) for path in (executable, *paths)]
+    identity = [(each.st_mtime_ns, each.st_ino) for each in stats]
+    key = f"launcher libraries 1 {executable} {paths} {identity}"
+    return cached(key, LauncherLibraries, lambda: _ask(executable, paths))
+
+
+def _ask(executable: str, paths: list[str]) -> LauncherLibraries:
+    import subprocess  # needed only without a cached answer
+
+    done = subprocess.run(
+        [executable, "-I", "-S", "-c", _SCRIPT, *paths],
+        env={}, cwd="/", capture_output=True, text=True, timeout=_ASK_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise LaunchError(f"{executable} cannot be a launcher: {done.stderr[-500:]}")
+    files = sorted(path for path in done.stdout.splitlines() if not path.startswith(tuple(paths)))
+    links = [link for path in files for link in sonames(Path(path))]
+    return LauncherLibraries(tuple(files), tuple(links))

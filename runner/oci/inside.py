@@ -1,4 +1,4 @@
-"""The first process of a container that runs one program, and tells on standard output what came of it.
+"""The first process of a container, which runs one program and reports its outcome on standard output.
 
 Such a container has a kernel of its own, to which no descriptor of the host can be sent.  So its one
 call is a file that is shown read-only, and everything that comes out goes through one pipe, in lines:
@@ -21,9 +21,9 @@ from typing import NoReturn
 
 from .. import channel
 from ..cell import interpreter
-from ..kernel import privileges as kernel
-from ..kernel.now import Now
-from ..kernel.processes import close_range
+from ..kernel import credentials as kernel
+from ..kernel.process_calls import close_range
+from ..kernel.steps import Now
 from ..messages import SingleCall, decode, encode
 
 CALL = "/.cellwright/call"
@@ -77,7 +77,7 @@ def _be_guest(call: SingleCall, ends: list[int]) -> NoReturn:
         if call.uid:
             os.setgroups([])
             os.setresgid(call.uid, call.uid, call.uid)
-            os.setresuid(call.uid, call.uid, call.uid)  # and with it go all capabilities
+            os.setresuid(call.uid, call.uid, call.uid)  # all capabilities are lost with it
         os.chdir(_WORKSPACE)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,7 +97,7 @@ def _limit(number: int, value: int) -> None:
 
 
 def _relay(sources: dict[int, bytes], told: int, guest: int) -> int:
-    """Pass on what comes until the program has ended, and then what is left; return its wait status."""
+    """Pass on output until the program has ended, then the rest of it; return the wait status."""
     poll = select.poll()
     for source in (*sources, told):
         poll.register(source, select.POLLIN)
@@ -109,7 +109,7 @@ def _relay(sources: dict[int, bytes], told: int, guest: int) -> int:
                 ended = os.waitpid(guest, os.WNOHANG) if status is None else (0, 0)
                 if ended[0] == guest:
                     status = ended[1]
-                    _kill_others()  # so every stream ends
+                    _kill_others()  # so that every stream ends
             elif data := os.read(source, channel.PACKET_BYTES + 1):
                 _say(sources[source], data)
             else:
@@ -125,7 +125,7 @@ def _kill_others() -> None:
 
 def _say(kind: bytes, data: bytes = b"") -> None:
     for start in range(0, max(len(data), 1), _PIECE) if kind != WORD else (0,):
-        piece = data if kind == WORD else data[start : start + _PIECE]  # a packet stays whole
+        piece = data if kind == WORD else data[start : start + _PIECE]  # a packet is not split
         line = kind + base64.b64encode(piece) + b"\n"
         while line:
             line = line[os.write(1, line) :]

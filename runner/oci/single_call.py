@@ -1,7 +1,7 @@
 """`SingleCallContainer`: a container for one program, with a kernel of its own.
 
-The runtime holds the boundary: gVisor's kernel, or a virtual machine.  The layers of a cell are not
-there; what the host observes is when the program began, its streams, and its end.
+The runtime holds the boundary: gVisor's kernel, or a virtual machine. There are no layers of a cell;
+the host observes the program's start, its streams and its end.
 """
 
 import base64
@@ -20,27 +20,25 @@ from ...policies.errors import LaunchError
 from ...policies.plan import Plan
 from ...policies.policy import Limits
 from .. import channel
-from ..capture import Capture
 from ..fixed_root import TEXTS
 from ..messages import Finished, SingleCall, decode, encode
-from ..result import Reason
-from ..watching.guest_channel import most_heard
+from ..requests.result import Reason
+from ..watching.guest_channel import Capture, longest_frame
 from ..watching.supervision import Observation
-from .bundle import Bundle
-from .config import Mount, single_call_config
+from .bundle import Bundle, Mount, single_call_config
 from .container import SpawnedContainer
 from .inside import BEGUN, CALL, ENDED, FILES, STDERR, STDOUT, WORD
-from .runtime import last_words, spawn_runtime
+from .oci_runtime import last_output, spawn_runtime
 
 _START_SECONDS = 60.0
 _MOST_LINE = 256 * 1024
-_MOST_STATUS = 0xFFFF  # wait(2)
+_MOST_STATUS = 0xFFFF  # largest wait status (wait(2))
 _CHUNK = 256 * 1024
 _FILES_BESIDE = 16 * 1024  # bytes of headers for each file, with a long name
 
 
 class SingleRun(NamedTuple):
-    """What came of a program: `files` has the archive of those that it left."""
+    """The outcome of a program; `files` is an archive of the files that it left."""
 
     seen: Observation
     began_at: float
@@ -48,15 +46,15 @@ class SingleRun(NamedTuple):
 
 
 class _Breach(Exception):  # noqa: N818 - what the other side did
-    """The container said what no container of ours says."""
+    """The container sent an invalid message."""
 
 
 class SingleCallContainer:
     """Makes a container for each call."""
 
     def __init__(self, container: SpawnedContainer, plan: Plan, sources: Mapping[str, str]) -> None:
-        """`container` names the runtime, the interpreter and the files that programs see; `sources` are
-        the resolved host paths of what the policy shows."""
+        """`container` names the runtime, the interpreter and the files that programs see; `sources`
+        are the resolved host paths of the shown paths."""
         self._container = container
         self._sources = sources
         self._plan = plan
@@ -104,7 +102,7 @@ class SingleCallContainer:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         if not watch.began_at and not watch.cause:
-            words = last_words(stderr)
+            words = last_output(stderr)
             raise LaunchError(
                 f"{oci.name} made no container that runs a program: {words}", oci.repair
             )
@@ -119,7 +117,7 @@ _START = (
 
 
 class _Packets:
-    """What a `Receiver` reads from: the packets of the guest, as they were passed on."""
+    """The source of a `Receiver`: the guest's packets as the container passed them on."""
 
     packet = b""
 
@@ -131,7 +129,7 @@ class _Packets:
 
 
 class _Watch:
-    """Hears what a container says, which may be hostile, until it ends or has to."""
+    """Reads the messages of a container, which may be hostile, until it ends or must be ended."""
 
     def __init__(self, limits: Limits, captures: tuple[Capture, Capture], files: BinaryIO) -> None:
         self._limits = limits
@@ -139,7 +137,7 @@ class _Watch:
         self.files = files
         self._files_left = limits.workspace_bytes + _FILES_BESIDE * limits.workspace_inodes
         self._packets = _Packets()
-        self._receiver = channel.Receiver(self._packets, most_heard(limits))
+        self._receiver = channel.Receiver(self._packets, longest_frame(limits))
         self._finished: Finished | None = None
         self._status: int | None = None
         self._complaint: str | None = None

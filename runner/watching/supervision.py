@@ -11,54 +11,54 @@ from msgspec.structs import replace
 
 from ...policies.policy import Limits
 from .. import channel
-from ..capture import Capture
-from ..held_cell import HeldCell
+from ..cells.held_cell import HeldCell
+from ..listening.cell_listener import REST_SECONDS, Listener
+from ..listening.locks import LOOK_SECONDS
 from ..messages import Call, Finished
-from ..result import Reason, Violation
-from .guest_channel import GuestChannel
-from .listener import REST_SECONDS, Listener
-from .locks import LOOK_SECONDS
-from .poll_loop import Timers
-from .stdin_writer import StdinWriter
+from ..requests.result import Reason, Violation
+from .guest_channel import Capture, GuestChannel, StdinWriter, Timers
 
 if TYPE_CHECKING:
     from .call_router import CallRouter
-    from .calls import OnCall, Orphans
+    from .open_calls import OnCall, Orphans
 
-# A session's program has this long to yield.  CPython misses a signal that comes between its last
-# check and the system call in which it sleeps (1 in 1,500, measured), so it is asked again.
+# A session's program has so long to yield. CPython misses a signal that comes between its last check
+# and a blocking system call (1 in 1,500, measured), so the program is interrupted again.
 _GRACE_SECONDS = 1.0
 _TIMES_ASKED = 2
 _MEMORY_CHECK_SECONDS = 0.05
-_CPU_CHECK_SECONDS = 0.001  # at least, between two checks
+_CPU_CHECK_SECONDS = 0.001  # shortest pause between two checks
 _IN = select.POLLIN
 
 
 class Work(msgspec.Struct, frozen=True):
     """The work of a cell, and its bounds."""
 
-    program: bytes  # for the control channel, in the guest's form (request_forms.py); may be empty
+    program: bytes  # frame for the control channel (requests/forms.py); may be empty
     stdin: bytes
     limits: Limits
     captures: tuple[Capture, ...]
     cancel: int  # a descriptor whose readability ends the execution, or negative
-    stays: bool = False  # a request of a session, which the cell outlives
+    stays: bool = False  # True for a request of a session: the cell outlives it
     on_call: "OnCall | None" = None  # answers its tool calls, each in a thread of its own
     orphans: "Orphans | None" = None  # counts tool calls that outlive it
-    ending: bytes = b""  # for a shell, which reads requests from stdin: the line that ends each
-    nonce: str = ""  # of a session's request: the Finished frame must repeat it
+    ending: bytes = b""  # the line that ends each request of a shell, which reads them from stdin
+    nonce: str = ""  # nonce of a session's request, which the Finished frame must repeat
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """What was observed of an execution; all of it from outside the guest except `finished`."""
+    """The observations of an execution, all made from outside the guest except `finished`."""
 
-    cause: Reason | None  # why we ended it; None if it ended by itself
-    wait_status: int | None  # of the guest's main process; None if nothing waited for it
+    cause: Reason | None  # why the supervisor ended it; None if it ended by itself
+    wait_status: (
+        int | None
+    )  # wait status of the guest's main process; None if nothing waited for it
     finished: Finished | None
     complaint: str | None  # how the guest broke the control protocol, or flooded the listener
     violations: tuple[Violation, ...] = ()
     sent_at: float = 0.0  # when the program was handed over, by time.monotonic
     stays: bool = False  # the cell lives on, for the next request
+    captures: tuple[Capture, ...] = ()  # standard output, unless given away, and standard error
 
     def refused(self, more: tuple[Violation, ...]) -> "Observation":
         """Return this with `more` refused attempts."""
@@ -77,7 +77,7 @@ class Supervision:
         self._ending = work.ending
         self._interrupted: Reason | None = None  # why the program was asked to yield
         self._asked = 0
-        self._will_look = False  # at locks, once the timer rings
+        self._will_look = False  # True while a look at locks is scheduled
         self._cause: Reason | None = None
         self._complaint: str | None = None
         self._sent_at = 0.0
@@ -131,18 +131,19 @@ class Supervision:
                     handler(event)
             self._timers.ring()
         if self._router:
-            self._router.close()  # no answer is sent from here on: what is owed is known
+            self._router.close()  # no answer is sent from here on, so the unsent rest is known
         for capture in self._captures:
             capture.drain()
-        self._hear_the_last()
+        self._receive_the_rest()
         self._cell.owed = self._guest_channel.owed()
         listener, held = self._held.listener, self._held
-        violations = listener.take_violations() if listener else ()
+        refused = listener and listener.has_refused
+        violations = listener.take_violations() if listener and refused else ()
         finished = self._guest_channel.finished
         stays = self._stays and not self._cause and held.wait_status is None and bool(finished)
         return Observation(
             self._cause or self._interrupted, held.wait_status, finished, self._complaint,
-            violations, self._sent_at, stays,
+            violations, self._sent_at, stays, self._captures,
         )  # fmt: skip
 
     def _start(self) -> None:
@@ -150,7 +151,7 @@ class Supervision:
         self._held.begin()
         now = time.monotonic()
         self._timers.at(now + self._limits.wall_seconds, self._on_wall_time)
-        if self._stays:  # the requests before this one have used some
+        if self._stays:  # earlier requests have used some of the CPU time
             self._check_cpu()
         else:
             self._timers.at(now + self._limits.cpu_seconds / self._limits.cpus, self._check_cpu)
@@ -161,12 +162,12 @@ class Supervision:
             there_is_more = self._guest_channel.send_some()
         self._sent_at = time.monotonic()
         self._watch_all()  # while the program begins
-        if there_is_more:  # a long program goes in as the guest takes it
+        if there_is_more:  # a long program is sent as fast as the guest reads it
             self._watch_control()
         self._input.begin()
         if self._cell.can_exceed:
             self._begin_memory_checks()
-        if listener := self._held.listener:  # of an earlier request
+        if self._stays and (listener := self._held.listener):  # left by an earlier request
             self._have_locks_looked_at(listener)
 
     def _has_ended(self) -> bool:
@@ -185,7 +186,7 @@ class Supervision:
     def _on_status(self, _: int) -> None:
         self._held.receive()
 
-    # control and streams: the guest's word
+    # the control channel and streams: claims of the guest
 
     def _on_control(self, event: int) -> None:
         if event & select.POLLOUT and not self._guest_channel.send_some():
@@ -194,8 +195,8 @@ class Supervision:
             self._receive_some()
 
     def _watch_control(self) -> None:
-        """Watch the control channel for what is to be sent, and for what comes unless `ControlTurn`
-        tells of that."""
+        """Watch the control channel for room to send, and for incoming frames unless `ControlTurn`
+        reports them."""
         control = self._cell.control.fileno()
         turn = self._router.turn if self._router else None
         events = (0 if turn else _IN) | (select.POLLOUT if self._guest_channel.has_unsent else 0)
@@ -220,7 +221,7 @@ class Supervision:
 
     def _look_at_turn(self) -> None:
         if self._router and self._router.turn and self._router.turn.look():
-            from .control_turn import QUICK_SECONDS
+            from .call_router import QUICK_SECONDS
 
             self._timers.at(time.monotonic() + QUICK_SECONDS, self._look_at_turn)
 
@@ -240,7 +241,7 @@ class Supervision:
     def _complain_of_control(self, why: str) -> None:
         self.complain(f"broke the control protocol: {why}")
 
-    def _hear_the_last(self) -> None:
+    def _receive_the_rest(self) -> None:
         """Take a last frame that came together with the end.  An invalid frame is dropped, and
         after a breach every frame is: it may belong to the earlier request."""
         if self._complaint:
@@ -278,7 +279,7 @@ class Supervision:
             self._poll.modify(self._cell.listener, _IN)
 
     def _cancel(self, descriptor: int) -> None:
-        self.unwatch(descriptor)  # it stays readable
+        self.unwatch(descriptor)  # the descriptor stays readable
         self._end_or_interrupt("cancelled")
 
     def complain(self, complaint: str) -> None:
@@ -289,7 +290,10 @@ class Supervision:
         def read(_: int) -> None:
             if not capture.read():
                 self.unwatch(capture.pipe)
-            if sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes:
+            total = 0
+            for each in self._captures:
+                total += each.total_bytes
+            if total > self._limits.output_total_bytes:
                 self._end("output")
 
         return read
@@ -321,7 +325,6 @@ class Supervision:
             self._timers.at(time.monotonic() + _MEMORY_CHECK_SECONDS, self._check_memory)
 
     def _check_memory(self) -> None:
-        """End the cell if it has more memory than its cgroup should grant, else check again later."""
         if self._cell.has_exceeded():
             self._end("memory")
         else:
@@ -349,7 +352,6 @@ class Supervision:
             self._input.add(self._ending)
 
     def _end(self, cause: Reason) -> None:
-        """Kill the cell because of `cause`, unless the program has ended already."""
         if not self._has_ended():
             self._cause = cause
             self._cell.kill()

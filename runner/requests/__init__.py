@@ -1,0 +1,1 @@
+"""One request in a ready cell: its data, its execution, and its result."""

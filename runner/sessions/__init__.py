@@ -1,0 +1,1 @@
+"""Cells that live across requests: their turns and clocks, how they freeze, branch and pause."""
