@@ -6,11 +6,10 @@ literal name, so the name `a[1]` denies a file called `a[1]`.
 """
 
 import os
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_MAGIC = re.compile(r"[*?\[]")
+_MAGIC = frozenset("*?[")
 ANY_DEPTH = "**"
 
 _Tree = Mapping[str, Any]  # name -> the tree of names denied beneath it; None denies it whole
@@ -49,6 +48,17 @@ class Denied:
                 return None
         return Denied(tuple(trees), frozenset(rests))
 
+    def usual(self) -> "Denied":
+        """Return the denied paths beneath an entry that no pattern names."""
+        other = self.enter(_NO_NAME)
+        return other if other is not None else Denied((), _at_any_depth(self._rests))
+
+    def has_more_than(self, other: "Denied") -> bool:
+        """Tell whether a pattern may deny a name here that it does not deny beneath `other`."""
+        return any(each not in other._trees for each in self._trees) or not (
+            self._rests <= other._rests
+        )
+
     def also(self, other: "Denied") -> "Denied":
         """Return the paths that `self` or `other` denies."""
         return Denied(self._trees + other._trees, self._rests | other._rests)
@@ -73,6 +83,11 @@ class Denied:
 
 
 _NOTHING: _Tree = {}
+_NO_NAME = "\0"  # matches wildcards alone
+
+
+def _at_any_depth(rests: frozenset[_Rest]) -> frozenset[_Rest]:
+    return frozenset(rest for rest in rests if rest[0] == ANY_DEPTH)
 
 
 def denied_by(patterns: Iterable[str]) -> Denied:
@@ -87,9 +102,14 @@ def denied_by(patterns: Iterable[str]) -> Denied:
     return Denied((tree,) if tree else (), frozenset(rests))
 
 
+def patterns_beneath(patterns: Iterable[str], directories: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of `patterns` that deny something beneath one of `directories`."""
+    return tuple(each for each in patterns if any(map(denied_by((each,)).beneath, directories)))
+
+
 def is_pattern(path: str) -> bool:
     """Tell whether `path` holds a wildcard."""
-    return bool(_MAGIC.search(path))
+    return not _MAGIC.isdisjoint(path)
 
 
 def fixed_part(pattern: str) -> str:
@@ -110,7 +130,8 @@ def _plant(tree: dict[str, Any], parts: _Rest) -> None:
 
 
 def _advance(rest: _Rest, name: str, rests: set[_Rest]) -> bool:
-    """Add to `rests` what is left of the pattern `rest` beneath `name`; False if it denies `name`."""
+    """Add the remainder of the pattern `rest` beneath `name` to `rests`; return False if it denies
+    `name`."""
     head, further = rest[0], rest[1:]
     if head == ANY_DEPTH:
         rests.add(rest)
@@ -123,6 +144,8 @@ def _advance(rest: _Rest, name: str, rests: set[_Rest]) -> bool:
 
 
 def _matches(name: str, pattern: str) -> bool:
+    if not is_pattern(pattern):
+        return False
     import fnmatch  # most policies have no pattern
 
     return fnmatch.fnmatchcase(name, pattern)

@@ -6,6 +6,7 @@
     ├── LaunchError          a cell or its launcher could not be built
     │   ├── LauncherLost     the launcher ended, and all its cells with it
     │   └── Unavailable      the named interpreter or runtime cannot be used; also a PolicyError
+    ├── BuildFailed          a command of a Dockerfile failed: `line`, `output` and its exit status
     ├── AuditError           the audit trail cannot be opened or written
     ├── BudgetExceeded       work on untrusted input exceeded its steps or time
     ├── BusyError            no free slot for another execution now
@@ -50,35 +51,105 @@ A failure of untrusted code is never an exception: it is a result.
 
 from typing import Any, ClassVar, Literal
 
+__all__ = [
+    "ApprovalRequired",
+    "AuditError",
+    "BudgetExceeded",
+    "BuildFailed",
+    "BusyError",
+    "CellwrightError",
+    "ClosedError",
+    "InternalError",
+    "LaunchError",
+    "LauncherLost",
+    "ModelError",
+    "ModelUnavailable",
+    "NodeLost",
+    "OutcomeUnknown",
+    "PackageError",
+    "PackageNotFound",
+    "PauseDiffers",
+    "PauseError",
+    "PolicyError",
+    "QuotaExceeded",
+    "RegistryError",
+    "SessionExpired",
+    "SessionLost",
+    "SessionNodeLost",
+    "SkillError",
+    "SkillInvalid",
+    "SkillNotFound",
+    "SkillUntrusted",
+    "ToolArgumentsInvalid",
+    "ToolBudgetExceeded",
+    "ToolDenied",
+    "ToolDiverged",
+    "ToolError",
+    "ToolExists",
+    "ToolFailed",
+    "ToolInvalid",
+    "ToolNotFound",
+    "ToolOutcomeUnknown",
+    "ToolQuotaExceeded",
+    "ToolResultInvalid",
+    "ToolResultTooLarge",
+    "ToolTestFailed",
+    "Unavailable",
+    "Unenforceable",
+    "WorkspaceError",
+]
+
 
 class CellwrightError(Exception):
     """The root of the tree; `what` says what failed, `hint` what to do about it.
 
-    `kind` is the word that a program in a cell gets if a call of a tool raises the error.
+    A class declares its fields as attributes with defaults, and a keyword argument sets each.  The
+    fields cross every wire: a client gets the exception that a local caller would get.
+
+    `kind` is the word that a program in a cell gets if a call of a tool raises the error; `status` and
+    `title` are those of an answer over HTTP, and `exit_code` is that of the command.
     """
 
-    kind: ClassVar[str] = "failed"
+    __module__ = "cellwright.errors"  # the module repeats every error
+    kind = title = "failed"
+    status = 500
+    exit_code = 70
+    fields: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            cls.__module__ = CellwrightError.__module__
+        inherited = (getattr(each, "fields", ()) for each in cls.__bases__)
+        cls.fields = frozenset(cls.__annotations__).union(*inherited)
+
+    def __init__(self, message: str, hint: str = "", **fields: Any) -> None:
+        if unknown := fields.keys() - self.fields:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(unknown)}")
         # A message that quotes another exception contains its hint: move it to the end.
         message, *quoted = message.split("\nhint: ")
         hint = hint or (quoted[0] if quoted else "")
         super().__init__(f"{message}\nhint: {hint}" if hint else message)
         self.what = message
         self.hint = hint
+        vars(self).update(fields)
 
 
 class PolicyError(CellwrightError, ValueError):
     """A policy, a configuration or an argument is invalid; the message begins with its name."""
 
+    status = 422
+    title = "invalid"
+    exit_code = 2
+
 
 class Unenforceable(CellwrightError):  # noqa: N818 - it reads as a verdict: "unenforceable: ..."
     """This host lacks layers that the policy requires; `gaps` has each layer with the reason."""
 
+    gaps: tuple[tuple[str, str], ...] = ()
+
     def __init__(self, gaps: tuple[tuple[str, str], ...], hint: str = "") -> None:
         lines = "\n".join(f"  {layer}: {reason}" for layer, reason in gaps)
-        super().__init__(f"this host cannot enforce the policy:\n{lines}", hint)
-        self.gaps = gaps
+        super().__init__(f"this host cannot enforce the policy:\n{lines}", hint, gaps=gaps)
 
 
 class LaunchError(CellwrightError):
@@ -88,9 +159,11 @@ class LaunchError(CellwrightError):
 class LauncherLost(LaunchError):  # noqa: N818 - what happened, not a mistake
     """The launcher ended; `cell_began` tells whether the guest may have run."""
 
+    cell_began: bool = False
+
     def __init__(self, cell_began: bool) -> None:
-        super().__init__("the launcher died" + (" while the cell ran" if cell_began else ""))
-        self.cell_began = cell_began
+        while_it_ran = " while the cell ran" if cell_began else ""
+        super().__init__(f"the launcher died{while_it_ran}", cell_began=cell_began)
 
 
 class Unavailable(LaunchError, PolicyError):  # noqa: N818 - it reads as a verdict
@@ -104,25 +177,20 @@ class BudgetExceeded(CellwrightError):  # noqa: N818 - it reads as a verdict
     """
 
     kind = "budget"
-
-    def __init__(
-        self, message: str, hint: str = "", *,
-        cause: Literal["steps", "wall_time", "cancelled"] = "steps",
-    ) -> None:  # fmt: skip
-        super().__init__(message, hint)
-        self.cause = cause
+    cause: Literal["steps", "wall_time", "cancelled"] = "steps"
 
 
 class BusyError(CellwrightError):
     """No slot is free for another execution now; try again later."""
 
+    status = 429
+    title = "busy"
+
 
 class QuotaExceeded(BusyError):  # noqa: N818 - it reads as a verdict
     """A client, or a tenant of a daemon, uses as much as it may; `limit` names the quota."""
 
-    def __init__(self, message: str, hint: str = "", *, limit: str = "") -> None:
-        super().__init__(message, hint)
-        self.limit = limit
+    limit: str = ""
 
 
 class AuditError(CellwrightError):
@@ -132,25 +200,38 @@ class AuditError(CellwrightError):
 class ClosedError(CellwrightError):
     """The sandbox was closed."""
 
+    status = 503
+    title = "closing"
+
 
 class SessionLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
     """The cell of a session ended, and its state is lost; the message says why."""
+
+    status = 404
+    title = "session_lost"
 
 
 class SessionExpired(SessionLost):
     """A session was ended by a setting; `limit` is its name: idle_seconds or lifetime_seconds."""
 
-    def __init__(self, message: str, hint: str = "", *, limit: str = "") -> None:
-        super().__init__(message, hint)
-        self.limit = limit
+    limit: str = ""
+
+
+class BuildFailed(CellwrightError):  # noqa: N818 - what happened, not a mistake
+    """A RUN of a Dockerfile failed, in `line`, with the exit status `exited`; `output` is its end."""
+
+    status = 422
+    title = "build"
+    exit_code = 1
+    line: int = 0
+    exited: int = 0
+    output: str = ""
 
 
 class NodeLost(CellwrightError):  # noqa: N818 - what happened, not a mistake
     """A node of a fleet was lost; `node` is its name, empty if it was every node."""
 
-    def __init__(self, message: str, hint: str = "", *, node: str = "") -> None:
-        super().__init__(message, hint)
-        self.node = node
+    node: str = ""
 
 
 class OutcomeUnknown(NodeLost):
@@ -164,33 +245,36 @@ class SessionNodeLost(NodeLost, SessionLost):
 class PauseError(CellwrightError):
     """A session cannot be paused, or a paused one cannot be resumed; `is_final`: never, here."""
 
-    is_final = False
-
-    def __init__(self, message: str, hint: str = "", *, is_final: bool = False) -> None:
-        super().__init__(message, hint)
-        self.is_final = is_final
+    status = 409
+    title = "pause"
+    is_final: bool = False
 
 
 class PauseDiffers(PauseError):  # noqa: N818 - what happened, not a mistake
-    """What a paused session needs is different by now; `differs` names it."""
+    """A paused session needs something that has changed; `differs` names it."""
 
     differs: tuple[str, ...] = ()
-
-    def __init__(self, message: str, hint: str = "", *, differs: tuple[str, ...] = ()) -> None:
-        super().__init__(message, hint, is_final=bool(differs))
-        self.differs = differs
+    is_final: bool = True
 
 
 class WorkspaceError(CellwrightError):
     """A file of a session, or a named workspace, cannot be read or written."""
 
+    status = 422
+    title = "file"
+
 
 class PackageError(CellwrightError):
     """Packages cannot be resolved, fetched, opened or kept."""
 
+    status = 422
+    title = "packages"
+
 
 class PackageNotFound(PackageError, PolicyError):  # noqa: N818
     """The caller named a set of packages or a file that is not there, or the extra is missing."""
+
+    title = PolicyError.title
 
 
 class SkillError(CellwrightError):
@@ -200,15 +284,14 @@ class SkillError(CellwrightError):
 class SkillInvalid(SkillError):  # noqa: N818 - it reads as a verdict
     """The files of a skill, or its SKILL.md, are invalid; `result` is that of a failed replay."""
 
-    def __init__(self, message: str, hint: str = "", *, result: Any = None) -> None:
-        super().__init__(message, hint)
-        self.result = result
+    result: Any = None
 
 
 class SkillNotFound(SkillError):  # noqa: N818
     """No skill has that name."""
 
-    kind = "not_found"
+    kind = title = "not_found"
+    status = 404
 
 
 class SkillUntrusted(SkillError):  # noqa: N818
@@ -220,6 +303,9 @@ class SkillUntrusted(SkillError):  # noqa: N818
 class ModelError(CellwrightError):
     """The server of a model refuses a request, or its answer is not of the protocol."""
 
+    status = 502
+    title = "model"
+
 
 class ModelUnavailable(ModelError):  # noqa: N818 - what happened, not a mistake
     """The server of a model does not answer now; the run of an agent can be resumed when it does."""
@@ -228,15 +314,16 @@ class ModelUnavailable(ModelError):  # noqa: N818 - what happened, not a mistake
 class ToolError(CellwrightError):
     """An error of a tool or of a call of it; `tool` is the tool's name."""
 
-    def __init__(self, message: str, hint: str = "", *, tool: str = "") -> None:
-        super().__init__(message, hint)
-        self.tool = tool
+    status = 422
+    title = "tool"
+    tool: str = ""
 
 
 class ToolNotFound(ToolError):  # noqa: N818 - like all of these, what happened
     """No tool has that name."""
 
-    kind = "not_found"
+    kind = title = "not_found"
+    status = 404
 
 
 class ToolInvalid(ToolError, ValueError):  # noqa: N818
@@ -246,36 +333,36 @@ class ToolInvalid(ToolError, ValueError):  # noqa: N818
 class ToolTestFailed(ToolInvalid):
     """A tool's own tests failed; `result` is the result of the cell that ran them."""
 
-    def __init__(self, message: str, hint: str = "", *, tool: str = "", result: Any = None) -> None:
-        super().__init__(message, hint, tool=tool)
-        self.result = result
+    result: Any = None
 
 
 class ToolExists(ToolError):  # noqa: N818
     """The name is in use, or another tool does the same; `existing` is the name of that tool."""
 
-    def __init__(self, message: str, hint: str = "", *, tool: str = "", existing: str = "") -> None:
-        super().__init__(message, hint, tool=tool)
-        self.existing = existing
+    existing: str = ""
 
 
 class ToolDenied(ToolError):  # noqa: N818
     """The caller may not make the call."""
 
-    kind = "denied"
+    kind = title = "denied"
+    status = 403
 
 
 class ToolBudgetExceeded(ToolError):  # noqa: N818
     """The caller made too many calls, or too fast; `times` counts them, including this one."""
 
     kind = "budget"
-    times = 0
+    status = 429
+    title = "too_fast"
+    times: int = 0
 
 
 class ApprovalRequired(ToolDenied):
     """The call needs the approval of a person."""
 
     kind = "not_approved"
+    title = "approval_required"
 
 
 class ToolQuotaExceeded(ToolError):  # noqa: N818
@@ -302,11 +389,7 @@ class ToolResultTooLarge(ToolError):  # noqa: N818
 
     kind = "too_large"
 
-    def __init__(
-        self, message: str, hint: str = "", *, tool: str = "", result_id: str = ""
-    ) -> None:
-        super().__init__(message, hint, tool=tool)
-        self.result_id = result_id
+    result_id: str = ""
 
 
 class ToolDiverged(ToolError):  # noqa: N818
@@ -324,9 +407,7 @@ class ToolOutcomeUnknown(ToolError):  # noqa: N818
 class ToolFailed(ToolError):  # noqa: N818
     """A tool was called and did not answer; `result` is the result of its cell, if it ran in one."""
 
-    def __init__(self, message: str, hint: str = "", *, tool: str = "", result: Any = None) -> None:
-        super().__init__(message, hint, tool=tool)
-        self.result = result
+    result: Any = None
 
 
 class RegistryError(CellwrightError):

@@ -1,7 +1,7 @@
 """`how_to_install`: the command that adds an extra to the environment of this Python.
 
-cellwright is installed from a checkout or from a folder of wheels, and a plain `pip install` does not
-reach an environment that pipx or uv made for the command (harness/INSTALL.md).
+cellwright is installed from a checkout, a bundle or a folder of wheels, and a plain `pip install` does
+not reach an environment that pipx or uv made for the command (harness/INSTALL.md).
 """
 
 import os
@@ -9,10 +9,15 @@ import sys
 
 _PIPX = "pipx_metadata.json"  # both in sys.prefix
 _UV = "uv-receipt.toml"
+_BUNDLE = "bundle.json"  # the same; scripts/install_bundle.py writes it
 
 
 def how_to_install(extra: str) -> str:
     """Return what to run, and where; pipx and uv replace the extras that were installed."""
+    if os.path.exists(f"{sys.prefix}/{_BUNDLE}"):
+        return (
+            f"run the bundle again: python3 cellwright-VERSION-linux-MACHINE.pyz --extras {extra}"
+        )
     made_by_pipx, made_by_uv = (os.path.exists(f"{sys.prefix}/{name}") for name in (_PIPX, _UV))
     if _has_checkout():
         place, what = "in the checkout of cellwright", f"'.[{extra}]'"

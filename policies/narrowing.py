@@ -1,12 +1,15 @@
 """Narrowing and comparison of policies: a caller may narrow a policy, never widen it."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from .denied import denied_by, is_pattern
+from .compiling.gpus import common_gpu, gpu_exceeds
+from .denied import denied_by, is_pattern, patterns_beneath
 from .policy import (
     SYSTEM_PLACES,
+    Devices,
     Evaluator,
     Filesystem,
     Http,
@@ -23,13 +26,14 @@ from .policy import (
     places_shown,
     shown_paths,
 )  # fmt: skip
-from .privacy import narrow_privacy, privacy_exceeds
+from .privacy_rules import narrow_privacy, privacy_exceeds
 from .source.findings import Rules
-from .tools import narrow_tools, tools_exceed
+from .tool_rules import narrow_tools, tools_exceed
 
 if TYPE_CHECKING:
     from .network.comparison import RuleSet
 
+_Section = TypeVar("_Section", Network, Http)
 _STRICTER = ("off", "advise", "enforce")
 _NO_PACKAGE = "-"  # not a name: stands for an empty list of allowed packages
 _NONE = "none"  # not a module: stands for an empty list of allowed imports
@@ -37,52 +41,48 @@ _NONE = "none"  # not a module: stands for an empty list of allowed imports
 
 def narrow(policy: Policy, by: Policy) -> Policy:
     """Return the policy that allows what both allow: never more than `policy`, never more than `by`."""
-    hidden = _union(policy.filesystem.hidden, by.filesystem.hidden)
+    files, others = policy.filesystem, by.filesystem
+    hidden = _union(files.hidden, others.hidden)
     execute = _common(policy.processes.execute, by.processes.execute, hidden)
-    write = _common(policy.filesystem.write, by.filesystem.write, hidden)
+    write = _common(files.write, others.write, hidden)
     read = _common(shown_paths(policy), shown_paths(by), hidden)
     packages = _common(policy.python.path, by.python.path, hidden)
-    system_files = policy.filesystem.system_files and by.filesystem.system_files
-    subprocesses = policy.processes.subprocesses and by.processes.subprocesses
+    system_files = files.system_files and others.system_files
+    optional = _union(files.optional, others.optional)
+    processes = {
+        name: getattr(policy.processes, name) and getattr(by.processes, name)
+        for name in ("threads", "subprocesses", "execute_own", "terminal", "debug")
+    }
+    is_own = "own" in (policy.isolation.kernel, by.isolation.kernel)
     return Policy(
         name=policy.name if policy.name == by.name else f"{policy.name} narrowed by {by.name}",
         filesystem=Filesystem(
             read=tuple(path for path in read if path not in (*write, *packages)),
             write=write,
-            optional=tuple(
-                path
-                for path in _union(policy.filesystem.optional, by.filesystem.optional)
-                if path in (*read, *execute)
-            ),
-            hidden=_beneath(hidden, (*read, *(SYSTEM_PLACES if system_files else ()))),
+            optional=_shared(optional, (*read, *execute)),
+            hidden=patterns_beneath(hidden, (*read, *(SYSTEM_PLACES if system_files else ()))),
+            protected=patterns_beneath(_union(files.protected, others.protected), write),
+            own=tuple(path for path in policy.filesystem.own if path in by.filesystem.own),
+            changes={
+                path: place
+                for path, place in {**files.changes, **others.changes}.items()
+                if path in write
+            },
+            as_owner=files.as_owner and others.as_owner,
             system_files=system_files,
-            watch=policy.filesystem.watch or by.filesystem.watch,
+            watch=files.watch or others.watch,
         ),
-        processes=Processes(
-            threads=policy.processes.threads and by.processes.threads,
-            subprocesses=subprocesses,
-            execute=execute if subprocesses else (),
-            execute_own=policy.processes.execute_own and by.processes.execute_own,
-            terminal=policy.processes.terminal and by.processes.terminal,
+        processes=Processes(execute=execute if processes["subprocesses"] else (), **processes),
+        network=_common_section(
+            policy.network, by.network, loopback=policy.network.loopback and by.network.loopback
         ),
-        network=_common_network(policy.network, by.network),
-        http=_common_http(policy.http, by.http),
-        python=Python(
-            path=packages,
-            preload=tuple(each for each in policy.python.preload if each in by.python.preload),
-        ),
+        http=_common_section(policy.http, by.http),
+        python=Python(path=packages, preload=_shared(policy.python.preload, by.python.preload)),
         packages=_fewer(policy.packages, by.packages),
-        syscalls=Syscalls(
-            groups=tuple(name for name in policy.syscalls.groups if name in by.syscalls.groups)
-        ),
-        isolation=Isolation(
-            kernel="own" if "own" in (policy.isolation.kernel, by.isolation.kernel) else "any"
-        ),
-        evaluator=Evaluator(
-            monty=policy.evaluator.monty
-            and by.evaluator.monty
-            and "own" not in (policy.isolation.kernel, by.isolation.kernel)
-        ),
+        syscalls=Syscalls(groups=_shared(policy.syscalls.groups, by.syscalls.groups)),
+        devices=Devices(gpu=common_gpu(policy.devices.gpu, by.devices.gpu)),
+        isolation=Isolation(kernel="own" if is_own else "any"),
+        evaluator=Evaluator(monty=policy.evaluator.monty and by.evaluator.monty and not is_own),
         limits=_least(policy.limits, by.limits),
         validation=_stricter(policy.validation, by.validation),
         tools=narrow_tools(policy.tools, by.tools),
@@ -92,55 +92,64 @@ def narrow(policy: Policy, by: Policy) -> Policy:
             for name, value in policy.environment.items()
             if by.environment.get(name) == value
         },
-        optional_layers=tuple(
-            layer for layer in policy.optional_layers if layer in by.optional_layers
-        ),
+        optional_layers=_shared(policy.optional_layers, by.optional_layers),
     )
 
 
 def exceeds(policy: Policy, limit: Policy) -> tuple[str, ...]:
     """Return as text what `policy` allows and `limit` does not, each line beginning with the field."""
+    python, most = policy.python, limit.python
     return (
         *_paths("filesystem: reading", shown_paths(policy), shown_paths(limit)),
-        *_paths("python.path: importing from", policy.python.path, limit.python.path),
-        *(
-            f"python.preload: importing {name} ahead"
-            for name in policy.python.preload
-            if name not in limit.python.preload
-        ),
+        *_paths("python.path: importing from", python.path, most.path),
+        *_more("python.preload: importing {} ahead", python.preload, most.preload),
         *_packages(policy.packages, limit.packages),
         *_paths("filesystem.write: writing", policy.filesystem.write, limit.filesystem.write),
+        *(
+            f"filesystem.changes: changing {path} itself"
+            for path in limit.filesystem.changes
+            if path in policy.filesystem.write and path not in policy.filesystem.changes
+        ),
+        *(
+            f"filesystem.protected: making {path}"
+            for path in patterns_beneath(limit.filesystem.protected, policy.filesystem.write)
+            if path not in policy.filesystem.protected
+        ),
+        *(
+            f"filesystem.own: writing files in {path}"
+            for path in policy.filesystem.own
+            if path not in limit.filesystem.own
+        ),
         *_paths("processes.execute: executing", policy.processes.execute, limit.processes.execute),
         *_uncovered(policy, limit),
         *_switches(policy, limit),
         *_network(policy.network, limit.network),
         *(each.replace("network", "http", 1) for each in _network(policy.http, limit.http)),
-        *(
-            f"syscalls.groups: the system calls of {group}"
-            for group in policy.syscalls.groups
-            if group not in limit.syscalls.groups
+        *_more(
+            "syscalls.groups: the system calls of {}", policy.syscalls.groups, limit.syscalls.groups
         ),
-        *(
-            ("isolation.kernel: sharing the host's kernel",)
-            if limit.isolation.kernel == "own" != policy.isolation.kernel
-            else ()
-        ),
-        *(
-            ("evaluator.monty: answering expressions outside a cell",)
-            if policy.evaluator.monty and not limit.evaluator.monty
-            else ()
-        ),
+        *gpu_exceeds(policy.devices.gpu, limit.devices.gpu),
         *_limits(policy.limits, limit.limits),
         *_validation(policy.validation, limit.validation),
         *tools_exceed(policy.tools, limit.tools),
         *privacy_exceeds(policy.privacy, limit.privacy),
-        *_environment(policy, limit),
         *(
-            f"optional_layers: going on without {layer}"
-            for layer in policy.optional_layers
-            if layer not in limit.optional_layers
+            f"environment: {name}={value}"
+            for name, value in policy.environment.items()
+            if limit.environment.get(name) != value
+        ),
+        *_more(
+            "optional_layers: going on without {}", policy.optional_layers, limit.optional_layers
         ),
     )
+
+
+def _more(words: str, some: Iterable[str], limit: Container[str]) -> list[str]:
+    return [words.format(each) for each in some if each not in limit]
+
+
+def _shared(some: tuple[str, ...], others: Container[str]) -> tuple[str, ...]:
+    return tuple(each for each in some if each in others)
 
 
 def _uncovered(policy: Policy, limit: Policy) -> list[str]:
@@ -150,17 +159,10 @@ def _uncovered(policy: Policy, limit: Policy) -> list[str]:
     found = [path for path in shown_paths(policy) if denied.denies(path)]
     found += [
         path
-        for path in _beneath(limit.filesystem.hidden, shown)
+        for path in patterns_beneath(limit.filesystem.hidden, shown)
         if path not in policy.filesystem.hidden and not lies_in(path, plain)
     ]
     return [f"filesystem.hidden: reading {path}" for path in found]
-
-
-def _beneath(patterns: tuple[str, ...], shown: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the patterns that deny a path beneath `shown` paths."""
-    return tuple(
-        each for each in patterns if any(denied_by((each,)).beneath(path) for path in shown)
-    )
 
 
 def _common(
@@ -182,32 +184,23 @@ def _fewer(some: Packages, others: Packages) -> Packages:
     """Return the packages that both allow; an empty list of allowed ones allows all."""
     allow = some.allow or others.allow
     if some.allow and others.allow:
-        allow = tuple(name for name in some.allow if name in others.allow) or (_NO_PACKAGE,)
+        allow = _shared(some.allow, others.allow) or (_NO_PACKAGE,)
     return Packages(
-        require=tuple(each for each in some.require if each in others.require),
+        require=_shared(some.require, others.require),
         allow=allow,
         max_bytes=min(some.max_bytes, others.max_bytes),
-        preload=tuple(each for each in some.preload if each in others.preload),
+        preload=_shared(some.preload, others.preload),
         learn_preload=some.learn_preload and others.learn_preload,
     )
 
 
 def _packages(some: Packages, limit: Packages) -> list[str]:
-    found = [
-        f"packages.require: importing {each}" for each in some.require if each not in limit.require
-    ]
-    if limit.allow and not some.allow:
-        found.append("packages.allow: more than allowed")
-    found += [
-        f"packages.allow: {name} is among them"
-        for name in some.allow
-        if limit.allow and name not in (*limit.allow, _NO_PACKAGE)
-    ]
-    found += [
-        f"packages.preload: importing {name} ahead"
-        for name in some.preload
-        if name not in limit.preload
-    ]
+    found = _more("packages.require: importing {}", some.require, limit.require)
+    if limit.allow:
+        found += [] if some.allow else ["packages.allow: more than allowed"]
+        most = (*limit.allow, _NO_PACKAGE)
+        found += _more("packages.allow: {} is among them", some.allow, most)
+    found += _more("packages.preload: importing {} ahead", some.preload, limit.preload)
     if some.learn_preload and not limit.learn_preload:
         found.append("packages.learn_preload: importing ahead what programs import")
     if some.max_bytes > limit.max_bytes:
@@ -215,28 +208,17 @@ def _packages(some: Packages, limit: Packages) -> list[str]:
     return found
 
 
-def _common_network(some: Network, others: Network) -> Network:
-    loopback = some.loopback and others.loopback
+def _common_section(some: _Section, others: _Section, **kept: Any) -> _Section:
+    kind = type(some)
     if not (some.allow and others.allow):
-        return Network(loopback=loopback)
+        return kind(**kept)
     from .network.comparison import common_rules  # imports ipaddress, which few policies need
 
     shared = common_rules(_rules_of(some), _rules_of(others))
-    is_same = some.proxy == others.proxy  # without the proxy, addresses are checked
-    return Network(
-        loopback=loopback, allow=tuple(shared.allow), deny=tuple(shared.deny),
-        proxy=some.proxy if is_same else "none",
-    )  # fmt: skip
-
-
-def _common_http(some: Http, others: Http) -> Http:
-    if not (some.allow and others.allow):
-        return Http()
-    from .network.comparison import common_rules
-
-    shared = common_rules(_rules_of(some), _rules_of(others))
-    proxy = some.proxy if some.proxy == others.proxy else "none"
-    return Http(allow=tuple(shared.allow), deny=tuple(shared.deny), proxy=proxy)
+    proxy = (
+        some.proxy if some.proxy == others.proxy else "none"
+    )  # without it, addresses are checked
+    return kind(allow=tuple(shared.allow), deny=tuple(shared.deny), proxy=proxy, **kept)
 
 
 def _network(some: Network | Http, limit: Network | Http) -> list[str]:
@@ -300,12 +282,22 @@ def _switches(policy: Policy, limit: Policy) -> list[str]:
             limit.processes.subprocesses and limit.processes.execute_own,
         ),
         "processes.terminal: a terminal": (policy.processes.terminal, limit.processes.terminal),
+        "processes.debug: tracing": (policy.processes.debug, limit.processes.debug),
         "network.loopback: sockets on its loopback": (policy.network.loopback, limit.network.loopback),
         "filesystem.system_files: reading the files of the host's programs": (
             policy.filesystem.system_files, limit.filesystem.system_files,
         ),
+        "filesystem.as_owner: the rights of owners": (
+            policy.filesystem.as_owner, limit.filesystem.as_owner,
+        ),
         "filesystem.watch: opening files unnoticed": (
             not policy.filesystem.watch, not limit.filesystem.watch,
+        ),
+        "isolation.kernel: sharing the host's kernel": (
+            policy.isolation.kernel != "own", limit.isolation.kernel != "own",
+        ),
+        "evaluator.monty: answering expressions outside a cell": (
+            policy.evaluator.monty, limit.evaluator.monty,
         ),
     }  # fmt: skip
     return [what for what, (allowed, within) in switches.items() if allowed and not within]
@@ -326,20 +318,12 @@ def _validation(some: Validation, limit: Validation) -> list[str]:
     if _STRICTER.index(some.mode) < _STRICTER.index(limit.mode):
         found.append(f"validation.mode: {some.mode} instead of {limit.mode}")
     for name in ("blocked_imports", "blocked_builtins"):
-        missing = [each for each in getattr(limit, name) if each not in getattr(some, name)]
-        found += [f"validation.{name}: {each} is not among them" for each in missing]
+        words = f"validation.{name}: {{}} is not among them"
+        found += _more(words, getattr(limit, name), getattr(some, name))
     if limit.allowed_imports and not some.allowed_imports:
         found.append("validation.allowed_imports: more than allowed")
     return found + [
         f"validation.allowed_imports: {name} is among them"
         for name in some.allowed_imports
         if name != _NONE and not _gives(limit, name)
-    ]
-
-
-def _environment(policy: Policy, limit: Policy) -> list[str]:
-    return [
-        f"environment: {name}={value}"
-        for name, value in policy.environment.items()
-        if limit.environment.get(name) != value
     ]

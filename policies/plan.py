@@ -1,6 +1,7 @@
 """Plans: policies compiled for a host.  Data only; no later step makes a decision."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -9,22 +10,31 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     pass
 
 
+COPIED = "copied"  # in a directory of changes: its `upper` is shown, in place of an overlay
+
+
 class Bind(_Data, frozen=True):
     """A host path shown in the cell at the same place."""
 
     path: str
     writable: bool = False
     executable: bool = False
+    changes: str = ""  # a directory of the host that gets what cells change, in place of the path
+    owned: bool = False  # files of its owner belong to cells, where root starts them
 
 
 class Tmpfs(_Data, frozen=True):
-    """A fresh memory filesystem of the cell's own; `also` is a second place where it is mounted."""
+    """A fresh memory filesystem of the cell's own; `also` is a second place where it is mounted.
+
+    `is_home`: directories above the paths that are shown beneath it are the cell's own, too.
+    """
 
     target: str
     size_bytes: int
     inodes: int
     executable: bool
     also: str = ""
+    is_home: bool = False
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -50,13 +60,14 @@ class CallAnswer(msgspec.Struct, frozen=True):
     """The errno that a call gets in place of being made, if the rule holds; 0 is success.
 
     `at_most`: the largest values of the numbers of 64 bits that argument `pointer` points to; with
-    larger ones the answer does not hold.
+    larger ones the answer does not hold.  `quiet`: the attempt is no violation.
     """
 
     rule: Rule
     errno: int
     pointer: int = -1
     at_most: tuple[int, ...] = ()
+    quiet: bool = False
 
 
 class PathRule(_Data, frozen=True):
@@ -68,7 +79,7 @@ class PathRule(_Data, frozen=True):
     control: bool = False  # ioctl(2) on devices, as far as the filter allows it
 
 
-CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # in cells that reach names of the network
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # path in cells with network rules
 
 
 class NetworkPlan(_Data, frozen=True):
@@ -76,17 +87,37 @@ class NetworkPlan(_Data, frozen=True):
 
     rules: bytes  # allow, deny and addresses of the policy, in msgpack
     words: tuple[str, ...]  # a line for each rule
-    ports: tuple[int, ...]  # of every rule; a cell has a listening socket for each
+    ports: tuple[int, ...]  # ports of every rule; a cell has a listening socket for each
     reads_requests: bool  # a rule has methods or paths
     has_proxy: bool  # connections go through the host's proxy
     egress_filter: bytes
-    certificates: (
-        str  # the host's file that cells are shown at CERTIFICATES, empty if there is none
-    )
+    # the host's file that cells are shown at CERTIFICATES, empty if there is none
+    certificates: str
 
 
-# Among the layers of cells whose address layout is not random: so they can be resumed after a restart.
+IdRange = tuple[int, int, int]  # a line of uid_map: first inside, first outside, count
+
+
+class ImagePlan(_Data, frozen=True):
+    """The image that is the root of cells.
+
+    `layers` are directories of the host, the uppermost first.  `interpreter` is the command of the
+    cell's Python, which brings its own loader and libraries.  `kind` says who maps `uids` and `gids`,
+    the ids in cells to those of the host: root, newuidmap, or nobody for one id.
+    """
+
+    layers: tuple[str, ...]
+    interpreter: tuple[str, ...]
+    kind: Literal["root", "subordinate", "one"]
+    uids: tuple[IdRange, ...]
+    gids: tuple[IdRange, ...]
+    changes_bytes: int
+    changes_inodes: int
+
+
+# Layer name of cells with a fixed address layout, which can be resumed after a restart.
 FIXED_ADDRESSES = "fixed_addresses"
+FILE_WATCHING = "file_watching"  # name of the group of system calls
 
 
 class Plan(_Data, frozen=True):
@@ -107,15 +138,16 @@ class Plan(_Data, frozen=True):
     program: str  # the host's interpreter of the language; empty for Python
     guest_filter: bytes
     init_filter: bytes
-    branching_filter: bytes  # of the process that branches sessions
-    groups: tuple[str, ...]  # of system calls that the guest may make
+    branching_filter: bytes  # filter of the process that branches sessions
+    groups: tuple[str, ...]  # groups of system calls that the guest may make
     refusals: dict[int, tuple[str, str]]  # number -> (call, reason); empty without a listener
-    answers: dict[int, tuple[CallAnswer, ...]]  # of the listener; EPERM where none holds
+    answers: dict[int, tuple[CallAnswer, ...]]  # answers of the listener; EPERM if none matches
     watched: dict[int, str]  # allowed calls that the listener records and lets continue
     measured: dict[int, str]  # calls that the listener answers with the size of the cell's machine
     noted: dict[
         int, str
     ]  # calls that the listener notes and lets continue: they make objects of System V
+    judged: dict[int, tuple[Rule, ...]]  # forms on which the listener decides
     locks: dict[int, str]  # calls that lock files, which the listener counts and answers
     environment: dict[str, str]
     python_path: tuple[str, ...]
@@ -123,12 +155,18 @@ class Plan(_Data, frozen=True):
     loopback: bool
     reuses_network: bool  # cells make no socket but AF_UNIX: one may have the namespace of another
     network: NetworkPlan | None  # None: cells reach nothing outside
-    terminal: bool  # a devpts of the cell's own, and /dev/tty
+    terminal: bool  # the cell has a devpts of its own and /dev/tty
     memory_bytes: int
-    socket_bytes: int  # cap of TCP and UDP, which no cgroup counts, or v1 apart; 0 without them
+    # cap of TCP and UDP memory, which only v1 counts, and apart; 0 without loopback
+    socket_bytes: int
     cpus: float
     processes: int
     layers: tuple[str, ...]
+    protected: tuple[str, ...] = ()  # patterns of paths that programs can neither make nor change
+    guarded: dict[int, tuple[Rule, ...]] = {}  # forms of calls that the guard makes for programs
+    guard_filter: bytes = b""
+    image: ImagePlan | None = None  # None: the root has files of the host
+    devices: tuple[str, ...] = ()  # nodes of the host's GPUs, below /dev
 
     def __repr__(self) -> str:
         """Return the single values, and the sizes of the rest; `cellwright explain` shows all of it."""

@@ -6,16 +6,23 @@ from typing import Literal, get_args
 
 import msgspec
 
+from .argument_checks import (
+    check_choice,
+    check_encodable,
+    check_names,
+    check_variable,
+    did_you_mean,
+)
 from .denied import denied_by
 from .errors import PolicyError
 from .network.rule import NetworkDenial, NetworkRule
-from .privacy import PrivacyRules, check_privacy
+from .privacy_rules import PrivacyRules, check_privacy
 from .source.findings import BLOCKED_BUILTINS, BLOCKED_IMPORTS
-from .tools import Tools, check_tools
+from .tool_rules import Tools, check_tools
 
 MIB = 1024 * 1024
 
-# Layers that a policy may name optional, so that a host may lack them.  All others are required.
+# Layers that a policy may declare optional. All others are required.
 OPTIONAL_LAYERS = ("listener", "landlock", "cgroup_memory", "cgroup_cpu", "cgroup_pids")
 CGROUP = "cgroup"  # the name for the three layers that need a control group
 
@@ -30,10 +37,14 @@ class Filesystem(_Section, frozen=True):
     read: paths that programs may read
     write: paths that programs may read and write
     optional: shown paths that are left out if the host does not have them when a launcher starts
-    hidden: paths beneath shown ones, or patterns of them (`policies/denied.py`), that do not exist in
-        the cell
-    system_files: programs may read what the host's own programs need beside /usr/bin, such as
-        /etc/alternatives, /usr/include and /etc/ssl/certs; system_files.toml lists it, with reasons
+    hidden: paths beneath shown ones, or patterns of them (`policies/denied.py`), that cells lack
+    protected: paths beneath those of `write`, or patterns of them, that programs can neither make nor
+        change, in whatever case; a call that makes a name then takes some tenths of a millisecond
+    own: directories of the cell's own, such as /logs: empty at its start, writable, and in its memory
+    changes: path of `write` -> a directory of the host that gets what cells change; the path itself
+        stays as it is (overlayfs)
+    as_owner: where root starts the cells, files of a shown path's owner are theirs (Linux 5.12)
+    system_files: programs may read what the host's own need beside /usr/bin (system_files.toml)
     watch: record a violation if a program opens a path that is not shown, or opens a read-only path
         for writing; each open(2) then costs about 10 µs
     """
@@ -42,6 +53,10 @@ class Filesystem(_Section, frozen=True):
     write: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    changes: dict[str, str] = {}
+    as_owner: bool = False
     system_files: bool = False
     watch: bool = True
 
@@ -54,6 +69,7 @@ class Processes(_Section, frozen=True):
     execute: host paths whose files may be executed; needs `subprocesses`
     execute_own: the program may execute files that it writes itself; needs `subprocesses`
     terminal: the host may give the program a terminal of the cell's own; needs `subprocesses`
+    debug: processes of the program may trace each other (gdb, strace); needs `subprocesses`
     """
 
     threads: bool = True
@@ -61,9 +77,17 @@ class Processes(_Section, frozen=True):
     execute: tuple[str, ...] = ()
     execute_own: bool = True
     terminal: bool = False
+    debug: bool = False
 
 
-class Network(_Section, frozen=True):
+class _Reach(_Section, frozen=True):
+    allow: tuple[NetworkRule, ...] = ()
+    deny: tuple[NetworkDenial, ...] = ()
+    addresses: tuple[str, ...] = ()
+    proxy: Literal["none", "environment"] = "none"
+
+
+class Network(_Reach, frozen=True):
     """Network of a cell, which has a network namespace of its own.
 
     loopback: TCP and UDP over the cell's own loopback
@@ -75,23 +99,14 @@ class Network(_Section, frozen=True):
     """
 
     loopback: bool = False
-    allow: tuple[NetworkRule, ...] = ()
-    deny: tuple[NetworkDenial, ...] = ()
-    addresses: tuple[str, ...] = ()
-    proxy: Literal["none", "environment"] = "none"
 
 
-class Http(_Section, frozen=True):
+class Http(_Reach, frozen=True):
     """Requests that the host makes for programs, with the tool `http.request`.
 
     allow: requests by host, method and path, over https too; without rules the tool is not offered
     deny, addresses, proxy: as in Network
     """
-
-    allow: tuple[NetworkRule, ...] = ()
-    deny: tuple[NetworkDenial, ...] = ()
-    addresses: tuple[str, ...] = ()
-    proxy: Literal["none", "environment"] = "none"
 
 
 class Python(_Section, frozen=True):
@@ -119,7 +134,7 @@ class Packages(_Section, frozen=True):
 
     require: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    max_bytes: int = 1024 * MIB
+    max_bytes: int = 8192 * MIB  # torch and what it needs of CUDA have 5,400
     preload: tuple[str, ...] = ()
     learn_preload: bool = False
 
@@ -131,6 +146,15 @@ class Syscalls(_Section, frozen=True):
     """
 
     groups: tuple[str, ...] = ()
+
+
+class Devices(_Section, frozen=True):
+    """Devices of the host in cells; their drivers, in the kernel of the host, are trusted then.
+
+    gpu: a vendor of compiling/gpus.toml, whose GPUs are all shown, or names of nodes such as nvidia0
+    """
+
+    gpu: str | tuple[str, ...] = ""
 
 
 class Isolation(_Section, frozen=True):
@@ -199,7 +223,7 @@ class Validation(_Section, frozen=True):
 
 
 class Evaluator(_Section, frozen=True):
-    """What may answer a program instead of a cell.
+    """The evaluators that may answer a program instead of a cell.
 
     monty: Monty, an interpreter in a process outside every layer, may answer pure expressions
     """
@@ -211,7 +235,7 @@ class Policy(_Section, frozen=True):
     """The permissions and limits of a cell; policies/README.md explains every field.
 
     name: the name that `explain` prints
-    filesystem, processes, network, python, packages, syscalls: what programs may reach
+    filesystem, processes, network, python, packages, syscalls, devices: what programs may reach
     http: requests of the tool `http.request`
     isolation: the boundary that cells must have
     evaluator: what may answer pure expressions instead of a cell
@@ -231,6 +255,7 @@ class Policy(_Section, frozen=True):
     python: Python = Python()
     packages: Packages = Packages()
     syscalls: Syscalls = Syscalls()
+    devices: Devices = Devices()
     isolation: Isolation = Isolation()
     evaluator: Evaluator = Evaluator()
     limits: Limits = Limits()
@@ -261,10 +286,7 @@ def check_policy(policy: Policy) -> Policy:
     check_validation(policy.validation)
     check_tools(policy.tools)
     check_privacy(policy.privacy)
-    if policy.isolation.kernel not in ("any", "own"):
-        raise PolicyError(
-            f'isolation.kernel: must be "any" or "own", got {policy.isolation.kernel!r}'
-        )
+    check_choice("isolation.kernel", policy.isolation.kernel, ("any", "own"))
     if policy.evaluator.monty and policy.isolation.kernel == "own":
         raise PolicyError(
             'evaluator.monty: cannot be combined with isolation.kernel = "own": its process has the '
@@ -288,8 +310,14 @@ def check_policy(policy: Policy) -> Policy:
             "processes.execute: must be empty without processes.subprocesses = true, "
             f"got {list(policy.processes.execute)!r}"
         )
-    if policy.processes.terminal and not policy.processes.subprocesses:
-        raise PolicyError("processes.terminal: needs processes.subprocesses = true")
+    for name in ("terminal", "debug"):
+        if getattr(policy.processes, name) and not policy.processes.subprocesses:
+            raise PolicyError(f"processes.{name}: needs processes.subprocesses = true")
+    if policy.processes.debug and "listener" in policy.optional_layers:
+        raise PolicyError(
+            "processes.debug: needs the layer listener, which judges what attaches",
+            "take listener out of optional_layers",
+        )
     for name, value in policy.environment.items():
         check_variable(name, value)
     for group in policy.syscalls.groups:
@@ -317,8 +345,6 @@ def named_layers(where: str, names: object) -> tuple[str, ...]:
     named = check_names(where, names)
     for name in named:
         if name not in (*OPTIONAL_LAYERS, CGROUP):
-            from .similar import did_you_mean  # only for errors
-
             known = ", ".join(OPTIONAL_LAYERS)
             raise PolicyError(
                 f"{where}: must be of {known}, or {CGROUP} for the last three, got {name!r}",
@@ -330,21 +356,9 @@ def named_layers(where: str, names: object) -> tuple[str, ...]:
 
 def check_validation(validation: Validation) -> None:
     """Raise PolicyError for an unknown mode, which would enforce nothing, or an invalid list."""
-    if validation.mode not in _MODES:
-        from .similar import no_choice  # only for errors
-
-        raise PolicyError(*no_choice("validation.mode", validation.mode, _MODES))
+    check_choice("validation.mode", validation.mode, _MODES)
     for name in ("blocked_imports", "allowed_imports", "blocked_builtins"):
         check_names(f"validation.{name}", getattr(validation, name))
-
-
-def check_names(where: str, names: object) -> tuple[str, ...]:
-    """Return `names` as a tuple; raises PolicyError unless it is a list or tuple of strings."""
-    if names == ():
-        return ()
-    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-        return tuple(names)
-    raise PolicyError(f"{where}: must be a list of names, got {names!r}")
 
 
 def check_limit(
@@ -366,10 +380,9 @@ def check_limit(
 
 
 def _check_network(where: str, section: Network | Http) -> None:
-    if section.proxy not in ("none", "environment"):
-        raise PolicyError(f'{where}.proxy: must be "none" or "environment", got {section.proxy!r}')
+    check_choice(f"{where}.proxy", section.proxy, ("none", "environment"))
     if section.allow or section.deny or section.addresses:
-        from .network.checks import check_rules  # most policies have none
+        from .network.rule_checks import check_rules  # most policies have none
 
         check_rules(
             section.allow, section.deny, section.addresses, where,
@@ -450,28 +463,3 @@ def lies_in(path: str, directories: tuple[str, ...]) -> bool:
 _OWN_PLACES = ("/", "/proc", "/dev", "/dev/shm", "/workspace", "/tmp", "/etc")  # noqa: S108
 _OWN_TREES = ("/proc/", "/dev/", "/workspace/")
 _SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - the host's memory filesystem, which may hold any file
-
-
-def check_variable(name: object, value: object, where: str = "environment") -> None:
-    """Raise PolicyError unless `name` and `value` form a valid environment variable (environ(7)).
-
-    `where` is the caller's name for the mapping that has them.
-    """
-    if not (isinstance(name, str) and isinstance(value, str)):
-        kind = type(value).__name__  # not the value: it may be a secret
-        raise PolicyError(f"{where}: must map text to text, got {name!r}: a {kind}")
-    if not name or any(forbidden in name for forbidden in "=\n\0"):
-        raise PolicyError(
-            f"{where}: a name must not be empty or hold '=', newline or NUL, got {name!r}"
-        )
-    if "\0" in value or "\n" in value:
-        raise PolicyError(f"{where}: the value of {name!r} must not hold NUL or newline")
-    check_encodable(where, name + value)
-
-
-def check_encodable(where: str, text: str) -> None:
-    """Raise PolicyError for a text that UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise PolicyError(f"{where}: must not hold a lone surrogate, got {text!r}") from None

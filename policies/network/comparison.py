@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from .addresses import AddressNetwork, networks_of
+from .address_ranges import AddressNetwork, networks_of
 from .rule import NetworkDenial, NetworkRule, Scheme
 from .rules import canonical_pattern, covers_host, matches_path
 
@@ -27,7 +27,7 @@ class _Region(NamedTuple):
     host: str
     port: int
     scheme: Scheme
-    any_sni: bool  # of https and tcp
+    any_sni: bool  # for https and tcp
     methods: tuple[str, ...] | None
     paths: tuple[str, ...] | None
 
@@ -65,7 +65,6 @@ def rules_exceed(some: RuleSet, limit: RuleSet) -> list[str]:
 
 
 def _with_addresses(rules: RuleSet) -> tuple[NetworkRule, ...]:
-    """Return the rules with canonical hosts, each with all networks that it may reach."""
     return tuple(
         msgspec.structs.replace(
             rule,
@@ -80,12 +79,9 @@ def _regions(rule: NetworkRule) -> Iterator[_Region]:
     for port in rule.each_port():
         for scheme in dict.fromkeys(rule.schemes_on(port)):
             any_sni = scheme == "tcp" or (scheme == "https" and rule.sni == "any")
-            methods, paths = _sorted(rule.methods), _plain(rule.paths)
+            methods = None if rule.methods is None else tuple(sorted({*rule.methods}))
+            paths = _plain(rule.paths)
             yield _Region(rule.host, port, scheme, any_sni, methods, paths)
-
-
-def _sorted(texts: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    return None if texts is None else tuple(sorted(set(texts)))
 
 
 def _plain(paths: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -136,7 +132,6 @@ def _least(one: _Number | None, other: _Number | None) -> _Number | None:
 
 
 def _overlap(one: _Region, other: _Region) -> _Region | None:
-    """Return the region that lies in both; None if there is none."""
     host = _common_host(one.host, other.host)
     scheme = _common_scheme(one.scheme, other.scheme)
     methods = _common_methods(one.methods, other.methods)
@@ -231,7 +226,7 @@ def _within(value: float | None, limit: float | None) -> bool:
 
 
 def _missing(rule: NetworkRule, region: _Region, limit: tuple[NetworkRule, ...]) -> str:
-    """Return what a rule has more than rules of the limit for the same port, if that is known."""
+    """Return the part of a rule that exceeds the limit's rules for the same port, if that is known."""
     near = [each for each in limit if _common_host(rule.host, each.host) == rule.host]
     ported = [each for each in near if region.port in each.each_port()]
     if not ported:

@@ -1,6 +1,6 @@
-"""A network rule: what one line of a policy allows or denies.  Data alone.
+"""A network rule: one line of a policy that allows or denies. Data alone.
 
-`checks.py` refuses the invalid ones, and `rules.py` decides by the others.
+`rule_checks.py` refuses the invalid ones, and `rules.py` decides by the others.
 """
 
 from typing import Literal, get_args

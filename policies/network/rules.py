@@ -1,21 +1,28 @@
-"""The decision about a connection by all network rules of a policy.  Pure.
+"""The decision about a connection by all network rules of a policy, and the use of their caps.  Pure.
 
 Nothing is allowed without a rule, and a denial wins over every rule.  Names are compared in their
-canonical spelling (names.py) alone.
+canonical spelling (canonical.py) alone.
 """
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from .names import HostNameError, canonical_name
-from .overrides import header_with_path, overriding_header, parameter_with_method
-from .paths import PathError, canonical_path
+from .canonical import (
+    HostNameError,
+    PathError,
+    canonical_name,
+    canonical_path,
+    header_with_path,
+    overriding_header,
+    parameter_with_method,
+)
 from .rule import NetworkDenial, NetworkRule
 
 if TYPE_CHECKING:
-    from .addresses import AddressNetwork
+    from .address_ranges import AddressNetwork
 
 
 class NetworkVerdict(NamedTuple):
@@ -33,7 +40,7 @@ class NetworkVerdict(NamedTuple):
 
 
 class HttpRequest(NamedTuple):
-    """What rules decide about: `query` may have its `?`, `headers` are names alone."""
+    """A request about which rules decide: `query` may have its `?`, `headers` are names only."""
 
     method: str
     path: str
@@ -101,7 +108,7 @@ class NetworkRules:
             return NetworkVerdict(False, verdict.rule, why, verdict.name)
         try:
             canonical, why = canonical_path(asked.path), ""
-        except PathError as error:  # which only a rule without paths allows
+        except PathError as error:  # allowed only by a rule without paths
             canonical, why = None, f", which {error.reason}"
         if header := header_with_path(asked.headers):
             canonical, why = None, f", beside which the header {header[:60]} names another"
@@ -123,7 +130,7 @@ class NetworkRules:
 
     def networks(self, verdict: NetworkVerdict) -> "tuple[AddressNetwork, ...]":
         """Return the networks that are not public and that the matching rules may reach."""
-        from .addresses import networks_of  # imports ipaddress, which few policies need
+        from .address_ranges import networks_of  # imports ipaddress, which few policies need
 
         return networks_of(self.network_texts(verdict))
 
@@ -193,3 +200,60 @@ def canonical_pattern(host: str) -> str:
     if host == "*":
         return host
     return f"*.{canonical_name(host[2:])}" if host.startswith("*.") else canonical_name(host)
+
+
+class Allowance:
+    """A number of events a second, and how many at once."""
+
+    def __init__(self, a_second: float, at_once: float) -> None:
+        self._a_second = a_second
+        self._at_once = self._left = max(1.0, at_once)
+        self._at = time.monotonic()
+
+    def take(self) -> bool:
+        """Tell whether one more event may happen now, and count it."""
+        now = time.monotonic()
+        self._left = min(self._at_once, self._left + (now - self._at) * self._a_second)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class RuleUse:
+    """Connections and bytes under one rule.  Not safe from several threads."""
+
+    def __init__(self, rule: NetworkRule) -> None:
+        self._rule = rule
+        self._allowance = Allowance(rule.connections_per_second, rule.connections_per_second)
+        self._connections = self._sent_bytes = self._received_bytes = 0
+
+    def begin(self) -> str:
+        """Count a connection; return why there must not be one more, else ""."""
+        rule = self._rule
+        if self._connections >= rule.connections:
+            return f"{rule}: more than {rule.connections} connections at a time"
+        if why := self._exhausted():
+            return why
+        if not self._allowance.take():
+            return f"{rule}: more than {rule.connections_per_second:g} connections a second"
+        self._connections += 1
+        return ""
+
+    def end(self) -> None:
+        self._connections -= 1
+
+    def count(self, sent_bytes: int, received_bytes: int) -> str:
+        """Count bytes; return which cap on them is exceeded, else ""."""
+        self._sent_bytes += sent_bytes
+        self._received_bytes += received_bytes
+        return self._exhausted()
+
+    def _exhausted(self) -> str:
+        rule = self._rule
+        if rule.sent_bytes is not None and self._sent_bytes > rule.sent_bytes:
+            return f"{rule}: more than {rule.sent_bytes} bytes sent"
+        if rule.received_bytes is not None and self._received_bytes > rule.received_bytes:
+            return f"{rule}: more than {rule.received_bytes} bytes received"
+        return ""

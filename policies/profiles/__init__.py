@@ -1,1 +1,1 @@
-"""The policies that ship with cellwright, as TOML with the reason beside every entry."""
+"""The policies that ship with cellwright, as TOML with reasons, and the loader of all policies."""

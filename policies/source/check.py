@@ -1,14 +1,16 @@
 """`check`: the findings of a source check, cached by the digest of the source."""
 
+import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from typing import Any
 
-from ..digest import digest
+from ..digest import sha256
 from .findings import MAX_FINDINGS, Finding, Rules
-from .patterns import check_patterns
-from .python import check_python
+from .python_check import check_python
 
 MAX_CHARACTERS = 256 * 1024  # longer sources are not checked: a check is advice, and takes time
 _REMEMBERED = 1024
@@ -51,7 +53,7 @@ def check(code: str, language: str = "python", rules: Rules = _DEFAULT) -> tuple
     if len(code) > MAX_CHARACTERS:
         reason = "too long to be checked"
         return (Finding("size", f"more than {MAX_CHARACTERS} characters", reason, 1, 0),)
-    key = (digest(code.encode(errors="surrogatepass")), language, rules)
+    key = (sha256(code.encode(errors="surrogatepass")).digest(), language, rules)
     found = _cache.get(key)
     if found is None:
         found = _check(code, language, rules)
@@ -72,3 +74,35 @@ def validate_code(code: str, language: str = "python") -> dict[str, Any]:
         for finding in check(code, language)
     ]
     return {"valid": not issues, "issues": issues}
+
+
+_NAMES = {
+    "sh": "bash", "shell": "bash", "js": "javascript", "node": "javascript", "typescript": "javascript",
+}  # fmt: skip
+_COMMENTS = {"bash": "#", "ruby": "#", "javascript": "//"}
+_LINE_CHARACTERS = 2000
+_FINDING_CHARACTERS = 80
+
+
+@cache
+def _compiled(language: str) -> tuple[tuple[re.Pattern[str], str], ...]:
+    import tomllib  # most programs are Python
+    from pathlib import Path
+
+    tables = tomllib.loads(Path(__file__).with_name("patterns.toml").read_text())
+    return tuple((re.compile(each["pattern"]), each["reason"]) for each in tables[language])
+
+
+def check_patterns(code: str, language: str) -> Iterator[Finding]:
+    """Yield the first match of each pattern in each line; nothing for a language without patterns."""
+    language = _NAMES.get(language, language)
+    if language not in _COMMENTS:
+        return
+    patterns = _compiled(language)
+    for number, line in enumerate(code.split("\n"), 1):
+        if line.lstrip().startswith(_COMMENTS[language]):
+            continue
+        for pattern, reason in patterns:
+            if match := pattern.search(line[:_LINE_CHARACTERS]):
+                what = match[0].strip()[:_FINDING_CHARACTERS]
+                yield Finding("pattern", what, reason, number, match.start())

@@ -34,7 +34,7 @@ _BUILTIN_REASONS = {
     "locals": "reaches names by text",
     "breakpoint": "starts a debugger",
 }
-# Names that tools with a permission for files, for programs, or for hosts may use.
+# Names allowed to tools with a permission for files, programs or hosts.
 _OF_FILES = ("os", "pathlib", "shutil", "open")
 _OF_PROGRAMS = ("os", "subprocess", "multiprocessing", "pty", "signal")
 _OF_HOSTS = tuple(name for name, reason in _IMPORT_REASONS.items() if reason == _NETWORK)
@@ -84,13 +84,13 @@ _TWINS_OF_BUILTINS = {
     "pkgutil.resolve_name": "__import__",
     "pydoc.locate": "__import__",
 }
-# Blocked modules whose names packages use for nothing else.  Another module has such an attribute
-# because it imported the module: `tempfile._os`, `from logging import os`.
+# Blocked modules whose names packages use only for them. If another module has such an attribute, it
+# imported the module: `tempfile._os`, `from logging import os`.
 _REACHED = frozenset(
     ["os", "sys", "subprocess", "socket", "shutil", "ctypes", "builtins", "importlib", "pathlib"]
 )
 _STACK = "climbs the stack"
-# Attributes by which a program reaches objects that it was not given.
+# Attributes that lead to objects which a program was not given.
 WALKS = {
     "__subclasses__": "lists every class",
     "__base__": "climbs to object",

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 
 MOST_CHARACTERS = 2000
 _DEEPEST = 20  # levels of an input
-_MOST_LEVELS = 50  # of an expression
+_MOST_LEVELS = 50  # nested levels of an expression
 _LARGEST = 2**53
 _BUILTINS = frozenset((
     "abs", "all", "any", "bool", "dict", "divmod", "enumerate", "float", "int", "len", "list", "max",
     "min", "range", "reversed", "round", "sorted", "str", "sum", "tuple", "zip",
 ))  # fmt: skip
-# What they return is no list, and an evaluator may hand it out as one: it must be used up at once.
+# Functions that return an iterator. An evaluator may return a list instead, so the result must be
+# consumed at once.
 _ITERATORS = frozenset(("enumerate", "range", "reversed", "zip"))
 _CONSUMERS = frozenset((
     "all", "any", "dict", "enumerate", "list", "max", "min", "reversed", "sorted", "sum", "tuple",
@@ -28,11 +29,10 @@ _METHODS = frozenset((
     "count", "endswith", "find", "get", "join", "lower", "lstrip", "replace", "rstrip", "split",
     "startswith", "strip", "upper",
 ))  # fmt: skip
-# With positions (`find(text, start)`) an evaluator may answer otherwise at the ends of a text.
+# With positions (`find(text, start)`) an evaluator may differ at the ends of a text.
 _WITHOUT_POSITIONS = frozenset(("count", "endswith", "find", "startswith"))
-_MOST_BITS = (
-    20_000  # by which powers and shifts can lengthen a number, all of an expression together
-)
+# digits by which powers and shifts can lengthen numbers, over a whole expression
+_MOST_BITS = 20_000
 # CPython 3.12 sums floats more exactly than 3.11; powers and remainders are the C library's.
 _WITHOUT_FLOATS = (ast.Pow, ast.Mod, ast.FloorDiv)
 _BUILTINS_WITHOUT_FLOATS = frozenset(("sum", "divmod"))
@@ -70,8 +70,6 @@ def _is_shallow(tree: ast.AST) -> bool:
 
 
 class _ExpressionReader:
-    """Reads the nodes of one expression."""
-
     def __init__(self, inputs: Mapping[str, object]) -> None:
         self._inputs = inputs
         self._has_floats = self._has_text = self._has_powers = self._has_remainders = False
@@ -79,12 +77,13 @@ class _ExpressionReader:
         self._bound: set[str] = set()
         self._called: set[str] = set()
         self._bits = 1
-        # Nodes whose users were read, since ast.walk begins there: iterators, and functions of calls.
+        # Nodes whose parents were already checked (ast.walk goes from parents to children): iterators
+        # and functions of calls.
         self._used_up: set[int] = set()
         self._callees: set[int] = set()
 
     def takes(self, node: ast.AST) -> bool:
-        """Tell whether a node belongs to the language, and note what it needs."""
+        """Tell whether a node belongs to the language, and record its needs."""
         match node:
             case ast.Constant(value=value):
                 return self._takes_value(value)
@@ -107,7 +106,7 @@ class _ExpressionReader:
             case ast.GeneratorExp():
                 return id(node) in self._used_up
             case ast.keyword():
-                return True  # of a call, which was looked at
+                return True  # part of a call that was already checked
             case ast.BinOp(op=ast.Div()):
                 self._has_floats = True
             case ast.BinOp(op=ast.Pow() | ast.LShift(), right=right) if not self._takes_size(right):
@@ -166,7 +165,6 @@ class _ExpressionReader:
         return False
 
     def _takes_value(self, value: object, level: int = 0) -> bool:
-        """Tell whether a constant or an input is of the language."""
         match value:
             case None | bool():
                 return True
@@ -174,7 +172,7 @@ class _ExpressionReader:
                 return abs(value) <= _LARGEST
             case float():
                 self._has_floats = True
-                return value - value == 0  # finite
+                return value - value == 0  # False for infinities and NaN
             case str():
                 self._has_text = True
                 return _is_plain_text(value)
