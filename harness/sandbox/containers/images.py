@@ -1,188 +1,79 @@
-"""Images: the root file system that a directory, an OCI image layout or a tar stands for.
+"""Containers around cells, and their root file system: a directory, or an image in a layout or tar.
 
-Layouts and tars are unpacked once, into a directory of this user's data that has the digest of their
-content for a name.
+A container sees one plain directory.  So the layers of an image are merged, once, into a directory of
+this user's data.  All files belong to this user; devices, pipes, set-uid bits and the right to write
+for others are left out.
 """
 
-import contextlib
-import hashlib
 import os
-import re
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
-
-import msgspec
+import warnings
+from typing import TYPE_CHECKING
 
 from ....policies.errors import PolicyError
-from ....runner.kernel import files
-from ....runner.nesting import refuse_deep_json, refuse_large_json
-from ...state import make_private_directory, state_directory
-from .unpacking import Unpacking
+from ....runner.host.image_ids import one_id
+from ....runner.launching.spawn import interpreter
+from ....runner.oci.bundle import open_rootfs
+from ....runner.oci.container import SpawnedContainer
+from ....runner.oci.oci_runtime import default_runtime, find_oci_runtime
+from ..checks import check_host_path
+from ..images.image_store import ImageStore
+from ..images.layer_work import ImageLimits
 
-_MOST_JSON = 4 << 20
-_MOST_LAYERS = 128
-_MOST_INDEXES = 3  # one in another
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # as images call them
-_INDEXES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-_TAR = re.compile(r".*\.(tar|diff\.tar)([.+]gzip)?")
-_CHUNK = 1 << 20
-_T = TypeVar("_T")
-_VERSION = "1"  # of how images are unpacked
+if TYPE_CHECKING:
+    from ..pythons import HostPython
 
-
-class _ImagePlatform(msgspec.Struct, frozen=True):
-    architecture: str = ""
-    os: str = ""
-
-
-class _ImageBlob(msgspec.Struct, frozen=True, rename="camel"):
-    """A blob (image-spec, "descriptor.md")."""
-
-    digest: str
-    size: Annotated[int, msgspec.Meta(ge=0)]
-    media_type: str = ""
-    platform: _ImagePlatform | None = None
-
-
-class _ImageIndex(msgspec.Struct, frozen=True):
-    manifests: Annotated[tuple[_ImageBlob, ...], msgspec.Meta(max_length=1000)]
-
-
-class _ImageManifest(msgspec.Struct, frozen=True):
-    layers: Annotated[tuple[_ImageBlob, ...], msgspec.Meta(max_length=_MOST_LAYERS)]
+_LIMITS = ImageLimits(4 << 30, 500_000)
 
 
 def rootfs_of(given: str) -> str:
     """Return the directory of the root file system that the path `given` stands for.
 
-    Raises PolicyError if it is none, or is malformed.
+    Raises PolicyError if it is not an image, or is malformed; LaunchError.
     """
-    if os.path.isdir(given):
-        if not os.path.exists(os.path.join(given, "oci-layout")):
-            return given
-        return _unpacked_layout(Path(given))
+    if os.path.isdir(given) and not os.path.exists(os.path.join(given, "oci-layout")):
+        return given
+    store = ImageStore(ids=one_id(os.geteuid(), os.getegid()), limits=_LIMITS)
     try:
-        with open(given, "rb") as file:
-            name = _digest_of(file)
-            return _kept(name, lambda unpacking: unpacking.add(file, given))
-    except OSError as error:
-        raise PolicyError(f"rootfs: {given}: {error.strerror}") from None
+        return store.merged(given)
+    except PolicyError as error:
+        raise PolicyError(f"rootfs: {error.what.removeprefix('image: ')}", error.hint) from None
 
 
-def _unpacked_layout(layout: Path) -> str:
-    layers = _layers(layout)
-    name = hashlib.sha256("\n".join(layer.digest for layer in layers).encode()).hexdigest()
+def check_holds_sessions(named: str | os.PathLike[str] | None) -> None:
+    """Raise PolicyError for a runtime whose containers have a kernel of their own and run
+    single calls.
 
-    def fill(unpacking: Unpacking) -> None:
-        for layer in layers:
-            if not _TAR.fullmatch(layer.media_type):
-                raise PolicyError(
-                    f"rootfs: a layer is {layer.media_type[:100]!r}, which cannot be read",
-                    "copy the image with layers of gzip: skopeo copy --dest-compress-format gzip",
-                )
-            with open(_blob(layout, layer), "rb") as file:
-                if _digest_of(file) != layer.digest.removeprefix("sha256:"):
-                    raise PolicyError(f"rootfs: the layer {layer.digest} has another digest")
-                unpacking.add(file, layer.digest)
-
-    return _kept(name, fill)
-
-
-def _layers(layout: Path) -> tuple[_ImageBlob, ...]:
-    """Return the layers of the layout's image for this machine, lowest first."""
-    index = _decoded(_small(layout / "index.json"), _ImageIndex, "index.json")
-    for _ in range(_MOST_INDEXES):
-        chosen = _chosen(index.manifests)
-        data = _small(_blob(layout, chosen))
-        if hashlib.sha256(data).hexdigest() != chosen.digest.removeprefix("sha256:"):
-            raise PolicyError(f"rootfs: the manifest {chosen.digest} has another digest")
-        if chosen.media_type not in _INDEXES:
-            return _decoded(data, _ImageManifest, "the manifest").layers
-        index = _decoded(data, _ImageIndex, "the index")
-    raise PolicyError("rootfs: an index leads to an index, and so on")
-
-
-def _chosen(manifests: tuple[_ImageBlob, ...]) -> _ImageBlob:
-    wanted = _MACHINES.get(os.uname().machine, os.uname().machine)
-    fitting = [
-        each for each in manifests
-        if each.platform is None or (each.platform.architecture, each.platform.os) == (wanted, "linux")
-    ]  # fmt: skip
-    if len(fitting) != 1:
+    Raises LaunchError if the host lacks the runtime.
+    """
+    runtime = find_oci_runtime(named or default_runtime())
+    if runtime.kernel != "shared":
         raise PolicyError(
-            f"rootfs: {len(fitting)} images of the layout are for linux/{wanted}, must be one",
-            "copy one image into a layout of its own: skopeo copy",
+            f"runtime: {runtime.name} makes a container with a kernel of its own for each call, which "
+            "has no sessions and tools, so servers cannot use it",
+            "use a runtime whose containers have the kernel of the host, such as crun",
         )
-    return fitting[0]
 
 
-def _blob(layout: Path, descriptor: _ImageBlob) -> Path:
-    digest = _DIGEST.fullmatch(descriptor.digest)
-    if digest is None:
-        raise PolicyError(f"rootfs: a digest must be sha256, got {descriptor.digest[:100]!r}")
-    return layout / "blobs" / "sha256" / digest[1]
+def container_of(
+    named: str | os.PathLike[str] | None, files: str | os.PathLike[str] | None,
+    python: "HostPython | None",
+) -> SpawnedContainer:  # fmt: skip
+    """Return a launcher that is to run in a container; it is started once its policy is known.
 
-
-def _small(path: Path) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(_MOST_JSON + 1)
-    except OSError as error:
-        raise PolicyError(f"rootfs: {path}: {error.strerror}") from None
-    if len(data) > _MOST_JSON:
-        raise PolicyError(f"rootfs: {path} is larger than {_MOST_JSON} bytes")
-    return data
-
-
-def _decoded(data: bytes, kind: type[_T], what: str) -> _T:
-    try:
-        refuse_deep_json(data)
-        refuse_large_json(data)
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise PolicyError(f"rootfs: {what} is invalid: {str(error)[:200]}") from None
-
-
-def _digest_of(file: BinaryIO) -> str:
-    found = hashlib.sha256()
-    while data := file.read(_CHUNK):
-        found.update(data)
-    file.seek(0)
-    return found.hexdigest()
-
-
-def _remove(made: Path) -> None:
-    """Remove what was unpacked, unless it has become an image."""
-    above = os.open(made.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            files.remove_tree(above, made.name)
-    finally:
-        os.close(above)
-
-
-def _kept(name: str, fill: Callable[[Unpacking], None]) -> str:
-    """Return the directory of an image that was unpacked, now or earlier."""
-    images = state_directory() / "images"
-    make_private_directory(images, PolicyError)
-    place = images / f"{name}-{_VERSION}"
-    if place.is_dir():
-        return str(place)
-    made = Path(tempfile.mkdtemp(prefix="new-", dir=images))
-    try:
-        made.chmod(0o755)
-        with contextlib.closing(Unpacking(made)) as unpacking:
-            fill(unpacking)
-        with contextlib.suppress(OSError):  # another process was faster
-            made.rename(place)
-    finally:
-        _remove(made)
-    if not place.is_dir():
-        raise PolicyError(f"rootfs: cannot write {place}")
-    return str(place)
+    `named` is the runtime, `files` the root file system.  Raises PolicyError for invalid arguments,
+    LaunchError if the host lacks the runtime.
+    """
+    runtime = find_oci_runtime(named or default_runtime())
+    if runtime.holes:
+        warnings.warn(
+            f"{runtime} has known holes: {runtime.holes}; install a newer version, unless your "
+            "distribution has repaired this one",
+            stacklevel=2,
+        )
+    rootfs = None
+    if files is not None:
+        rootfs = open_rootfs(rootfs_of(check_host_path("rootfs", files)))
+    if python is None:
+        return SpawnedContainer(runtime, interpreter(), rootfs=rootfs)
+    packages = [each for each in python.packages if each]
+    return SpawnedContainer(runtime, python.path, packages, rootfs)
