@@ -1,0 +1,1 @@
+"""Batches: the programs of a file, run or judged, with results that survive a kill."""
