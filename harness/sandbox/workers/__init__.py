@@ -1,0 +1,1 @@
+"""Supervisors in child processes of their own."""

@@ -1,0 +1,1 @@
+"""The process that a sandbox starts as one of its workers."""
