@@ -1,9 +1,9 @@
 """Checks of arguments of `Sandbox` and of calls, apart from those of a policy."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
@@ -12,9 +12,13 @@ from ...policies.languages import interpreted_languages, language_called, langua
 from ...policies.policy import Limits, check_limit
 from ...runner.settings import MOST_BRANCHES, PauseSettings, PoolSettings, SessionSettings
 
+if TYPE_CHECKING:
+    from ...policies.languages.table import LanguageTable
+
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-MAX_FILES = 20_000  # the host lists as many of a workspace
+_MOST_WORKERS = 256
+MAX_FILES = 20_000  # the host lists at most so many files of a workspace
 
 
 def check_flag(name: str, value: object) -> bool:
@@ -24,11 +28,20 @@ def check_flag(name: str, value: object) -> bool:
     return value
 
 
+def check_whole(name: str, value: object, least: int = 1, most: int | None = None) -> int:
+    """Return `value`; raises PolicyError unless it is a whole number from `least` to `most`."""
+    if (
+        not isinstance(value, int) or isinstance(value, bool)
+        or value < least or (most is not None and value > most)
+    ):  # fmt: skip
+        bounds = f"from {least}" + ("" if most is None else f" to {most}")
+        raise PolicyError(f"{name}: must be a whole number {bounds}, got {value!r}")
+    return value
+
+
 def check_branches(n: object) -> int:
     """Return `n`; raises PolicyError for an invalid number of branches."""
-    if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_BRANCHES:
-        raise PolicyError(f"n: must be a whole number from 1 to {MOST_BRANCHES}, got {n!r}")
-    return n
+    return check_whole("n", n, 1, MOST_BRANCHES)
 
 
 def check_host_path(name: str, path: object) -> str:
@@ -38,22 +51,25 @@ def check_host_path(name: str, path: object) -> str:
     return os.fspath(path)
 
 
-def with_timeout(limits: Limits, seconds: float | None, name: str = "timeout") -> Limits:
-    """Return `limits` with a wall time of `seconds`; `name` is the caller's name for it.
+def with_timeout(
+    limits: Limits, seconds: float | None, name: str = "timeout", limit: str = "wall_seconds"
+) -> Limits:
+    """Return `limits` with a time of `seconds`, by default of wall time; `name` is the caller's name
+    for it.
 
     Raises PolicyError if that is more than the limits allow: a call can only lower a limit.
     """
     if seconds is None:
         return limits
-    check_limit(name, seconds, limit="wall_seconds")
-    if seconds > limits.wall_seconds:
+    check_limit(name, seconds, limit=limit)
+    most = getattr(limits, limit)
+    if seconds > most:
         raise PolicyError(
-            f"{name}: {seconds:g} s is more than limits.wall_seconds of the policy, "
-            f"{limits.wall_seconds:g} s",
-            "a call can only lower a limit: raise timeout_seconds of SandboxConfig, or wall_seconds "
+            f"{name}: {seconds:g} s is more than limits.{limit} of the policy, {most:g} s",
+            f"a call can only lower a limit: raise timeout_seconds of SandboxConfig, or {limit} "
             "below [limits] in a policy file",
         )
-    return msgspec.structs.replace(limits, wall_seconds=float(seconds))
+    return msgspec.structs.replace(limits, **{limit: float(seconds)})
 
 
 def check_sessions(settings: SessionSettings) -> SessionSettings:
@@ -67,6 +83,15 @@ def check_sessions(settings: SessionSettings) -> SessionSettings:
     if settings.alive < 1 or settings.requests < 1:
         raise PolicyError("sessions.alive and sessions.requests must be at least 1")
     return settings
+
+
+def worker_count(workers: object) -> int:
+    """Return how many workers a sandbox has; raises PolicyError for an invalid number."""
+    if workers == "auto":
+        return max(1, len(os.sched_getaffinity(0)) // 2)
+    if isinstance(workers, str):
+        raise PolicyError(f'workers: must be a whole number or "auto", got {workers!r}')
+    return check_whole("workers", workers, 1, _MOST_WORKERS)
 
 
 def check_interpreters(paths: Mapping[str, str | os.PathLike[str]]) -> dict[str, str]:
@@ -86,33 +111,42 @@ def check_interpreters(paths: Mapping[str, str | os.PathLike[str]]) -> dict[str,
     return checked
 
 
-def check_pool(pool: int | PoolSettings, *, fresh_exec: bool) -> PoolSettings:
-    """Return the settings of the pool, with a launcher for every cell if `fresh_exec`.
-
-    `pool` may be their `size` alone.  Raises PolicyError naming an invalid one.
-    """
+def check_pool(pool: int | PoolSettings) -> PoolSettings:
+    """Return the settings of the pool, of which `pool` may be the `size` alone; raises PolicyError
+    naming an invalid one."""
     if not isinstance(pool, int | PoolSettings):
         raise PolicyError(f"pool: must be a whole number or PoolSettings, got {pool!r}")
     settings = pool if isinstance(pool, PoolSettings) else PoolSettings(size=pool)
-    if check_flag("fresh_exec", fresh_exec):
-        settings = settings._replace(cells_per_launcher=1)
     for name, value in settings._asdict().items():
         check_limit(f"pool.{name}", value, whole=not name.endswith("seconds"))
-    for name in ("running", "programs", "cells_per_launcher", "cells_per_network"):
+    for name in (
+        "running",
+        "programs",
+        "cells_per_launcher",
+        "cells_per_network",
+        "cells_per_cgroup",
+    ):
         if getattr(settings, name) < 1:
             raise PolicyError(f"pool.{name} must be at least 1")
     return settings
 
 
-def check_language(name: str) -> str:
-    """Return the language that is called `name`; raises PolicyError if there is none."""
+def check_language(
+    name: str, where: str = "language", *, table: "LanguageTable | None" = None
+) -> str:
+    """Return the language that is called `name`, one with sessions, or also one of `table`.
+
+    Raises PolicyError, which names the parameter `where`, if there is none.
+    """
     if found := language_called(name):
         return found
-    from ...policies.similar import did_you_mean  # only for errors
+    from ...policies.argument_checks import did_you_mean  # only for errors
 
-    names = ", ".join(language_names())
-    hint = did_you_mean(name, language_names(), f"use one of {names}")
-    raise PolicyError(f"language: unknown language {name!r}", hint)
+    if table and (entry := table.called(name)):
+        return entry.name
+    known = (*language_names(), *(table.names() if table else ()))
+    hint = did_you_mean(name, known, f"use one of {', '.join(known)}")
+    raise PolicyError(f"{where}: unknown language {name!r}", hint)
 
 
 def check_user(user: int | str | None) -> int | str | None:
@@ -129,9 +163,19 @@ def check_pause_settings(given: PauseSettings) -> PauseSettings:
     """Return `given`; raises PolicyError naming an invalid setting."""
     if given == PauseSettings():
         return given
-    from .pausing.pauses import check_pauses  # seldom needed
+    from .sessions.state_file import check_pauses  # seldom needed
 
     return check_pauses(given)
+
+
+def unknown_parameter(what: str, given: Iterable[str], known: Sequence[str]) -> TypeError:
+    """Return the error for the first name of `given` that `what` does not take; it names the parameter
+    that was probably meant."""
+    from ...policies.argument_checks import did_you_mean  # only for errors
+
+    name = next((each for each in given if each not in known), "")
+    hint = did_you_mean(name, known, f"it takes {', '.join(known)}")
+    return TypeError(f"{what}: unknown argument {name!r}; {hint}")
 
 
 def suggests_parameters(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -141,13 +185,9 @@ def suggests_parameters(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(function)
     def checked(*arguments: _P.args, **named: _P.kwargs) -> _T:
-        for name in named.keys() - set(known):
+        if named.keys() - set(known):
             what = function.__qualname__.removesuffix(".__init__")
-            names = [each for each in known if each != "self"]
-            from ...policies.similar import did_you_mean  # only for errors
-
-            hint = did_you_mean(name, names, f"it takes {', '.join(names)}")
-            raise TypeError(f"{what}: unknown argument {name!r}; {hint}")
+            raise unknown_parameter(what, named, [each for each in known if each != "self"])
         return function(*arguments, **named)
 
     return checked

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...policies.errors import PolicyError
 from ...policies.plan import Plan
+from ...runner.cells.pool import Pool
 from ...runner.cgroups import CgroupTree
-from ...runner.generation import Generation
-from ...runner.pool import Pool
-from ...runner.supervisor import Supervisor
-from ...runner.supervisors import Supervisors
+from ...runner.launching.generation import Generation
+from ...runner.supervisor import Supervisor, Supervisors
 from .local import LocalCells
 from .sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from .sandbox_tools import SandboxTools
-    from .workspaces.store import Workspaces
+    from .calls.sandbox_tools import SandboxTools
+    from .workspaces.workspace_store import Workspaces
 
 
 class LauncherPids(NamedTuple):
@@ -110,8 +109,8 @@ class Inspection:
 
     @property
     def sandbox_tools(self) -> "SandboxTools | None":
-        """What answers the tool calls of programs."""
-        return self._cells._pipeline._sandbox_tools
+        """The object that answers the tool calls of programs."""
+        return self._cells._admission._sandbox_tools
 
     def replace_workspaces(self, store: "Workspaces") -> "Workspaces":
         """Use another store from now on; return the one before."""

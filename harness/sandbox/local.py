@@ -1,29 +1,29 @@
 """`LocalCells`: the cells, sessions and trail of a `Sandbox` that makes its own cells."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ...policies.errors import PolicyError
-from ...policies.languages import PYTHON
+from ...policies.languages import PYTHON, SPOKEN
 from ...policies.plan import Plan
 from ...policies.policy import Policy
 from ...policies.source.findings import Rules
-from ...runner.capture import OnOutput
-from ...runner.concurrency import NEVER
 from ...runner.host.ids import id_for
-from ...runner.request import Request
-from ...runner.result import SandboxResult
-from ...runner.settings import SessionSettings
+from ...runner.launching.launch import LaunchArguments
+from ...runner.launching.spawn import Spawned, interpreter
+from ...runner.requests.request import Request
+from ...runner.requests.result import SandboxResult
+from ...runner.settings import PoolSettings, SessionSettings
 from ...runner.shared_files import PLACE as TOOLS
 from ...runner.shared_files import SKILLS, SharedFiles
-from ...runner.spawn import interpreter
-from ...runner.supervisor import Supervisor
-from ...runner.supervisors import Supervisors, SupervisorSettings, SupervisorsState
+from ...runner.supervisor import Supervisors, SupervisorSettings, SupervisorsState
+from .calls.admission import Admission, rules_of
 from .checks import (
     check_flag,
-    check_host_path,
     check_interpreters,
     check_language,
     check_pause_settings,
@@ -31,85 +31,93 @@ from .checks import (
     check_sessions,
     check_user,
 )
-from .made_once import MadeOnce
-from .packaged import PackagedCells
-from .parameters import CallArguments, CommandArguments, ProgramArguments, SessionArguments
-from .pipeline import RequestPipeline, rules_of
+from .packaged import MadeOnce, PackagedCells
+from .parameters import (
+    CallArguments,
+    CommandArguments,
+    CompileArguments,
+    ProgramArguments,
+    SessionArguments,
+)
 from .sandbox_arguments import (
+    HostSettings,
     SandboxArguments,
     audit_log_of,
+    cgroup_root_of,
+    checked_workspaces,
+    credentials_of,
+    evaluator_of,
     launcher_of,
     packaged,
     policy_of_arguments,
+    private_calls_of,
     python_of,
+    sandbox_skills,
+    sandbox_tools,
     with_store_of,
 )
 
 if TYPE_CHECKING:
+    from ...policies.languages.table import LanguageTable
     from ...runner.audit.execution_trail import ExecutionTrail
     from ...runner.audit.log import AuditLog
-    from ...runner.branching_process import BranchingProcess
+    from ...runner.sessions.branches import BranchingProcess
     from ..privacy.privacy import Privacy
-    from ..skills.skills import Skills
-    from .egress import SandboxEgress
-    from .monty_evaluator import MontyEvaluator
-    from .network import SandboxNetwork
-    from .open_sessions import OpenSessions
-    from .pausing.idle_pauses import IdlePauses
-    from .pausing.pausing import Pausing
-    from .ports.exposed import SandboxPorts
-    from .private import PrivateCalls
-    from .program import OnStreams, Program, Programs
+    from .images.image import StoredImage
+    from .languages.compiled import Build, TableLanguages
+    from .network.cell_credentials import CellCredentials
+    from .network.exposed_ports import SandboxPorts
+    from .network.network_control import SandboxEgress, SandboxNetwork
+    from .programs.program import OnStreams, Program, Programs
     from .pythons import HostPython
     from .sandbox_skills import SandboxSkills
-    from .sandbox_tools import Offered, SandboxTools
-    from .session import Session
-    from .workspaces.calls import NamedWorkspace
-    from .workspaces.store import Workspaces
+    from .sessions.open_sessions import OpenSessions
+    from .sessions.pausing import Pausing
+    from .sessions.session import Session
+    from .workspaces.workspace_calls import NamedWorkspace
+    from .workspaces.workspace_store import Workspaces
 
 
 class LocalCells:
     """The cells that this process makes."""
 
+    image: "StoredImage | None" = None  # the root of cells, if it is an image
+    judge: None = None  # the sandbox itself judges, in cells of siblings
+
     def __init__(self, given: SandboxArguments) -> None:
         own = policy_of_arguments(given)
-        python = python_of(given)
-        given = with_store_of(python, given)
+        python = python_of(given.host)
+        given = replace(given, host=with_store_of(python, given.host))
         self.policy, self._packages = packaged(own, given)
+        self._credentials: CellCredentials | None = None
         try:
             self._start(given, own, python)
         except BaseException:
-            self._release_packages()
+            self._release()
             raise
 
     def _start(self, given: SandboxArguments, own: Policy, python: "HostPython | None") -> None:
-        """Start the launcher; `own` is the policy without the packages of the sandbox."""
-        self._given_workspaces = _checked_workspaces(given.workspaces)
-        self._pauses = check_pause_settings(given.pauses)
-        rules = rules_of(self.policy.validation, given.blocked_imports, given.blocked_builtins)
-        pool = check_pool(given.pool, fresh_exec=given.fresh_exec)
-        sessions = check_sessions(given.sessions)
-        if sessions.pauses and given.fresh_exec:
-            raise PolicyError(
-                "sessions.pause_seconds, sessions.memory_bytes: cannot be combined with fresh_exec",
-                "a paused session keeps its launcher, which takes more memory than its cell",
-            )
-        language = check_language(given.language)
-        interpreters, user = check_interpreters(given.interpreters), check_user(given.user)
-        root = given.cgroup_root
-        cgroup_root = None if root is None else check_host_path("cgroup_root", root)
-        self.audit = audit_log_of(given)
-        self._evaluator = _evaluator_of(self.policy)
-        self._private = _private_calls(given, self.policy)
-        self._tools = _sandbox_tools(given.tools, self.policy, self.audit, self._private)
-        self._skills = _sandbox_skills(given.skills, self.policy)
-        spawned = launcher_of(given, python)
-        self._egress = self._way_out(user)
+        host = given.host
+        pool, sessions, rules = self._check(given)
+        language, interpreters = (
+            check_language(host.language),
+            check_interpreters(host.interpreters),
+        )
+        self._evaluator = evaluator_of(self.policy)
+        self._prepare(given)
+        spawned = self._launcher(host, python)
+        self._egress = self._way_out(host.user)
         settings = SupervisorSettings(
-            spawned.again, cgroup_root, pool, interpreters, self._shared_files, user,
-            self._egress.process if self._egress else None,
+            spawned.again,
+            LaunchArguments(
+                self.policy, cgroup_root=cgroup_root_of(host), user=host.user,
+                egress=self._egress.process if self._egress else None,
+                variables=self._credentials.variables if self._credentials else {},
+                files=self._credentials.files if self._credentials else {},
+            ),
+            pool, interpreters, self._shared_files,
         )  # fmt: skip
-        self._branching_process = MadeOnce(partial(_branching_process, user))
+        self._branching_process = MadeOnce(partial(_branching_process, host.user))
         try:
             self.supervisor = settings.first(self.policy, language, spawned)
         except BaseException:
@@ -123,34 +131,65 @@ class LocalCells:
             self._supervisors, own, given, self._packages, pool.packages_bytes,
             lambda policy: settings.another(policy, PYTHON),
         )  # fmt: skip
-        self._ports = MadeOnce(_sandbox_ports)
+        self._table_languages = MadeOnce(
+            partial(self._made_languages, settings, spawned.executable)
+        )
+        self._ports = MadeOnce(sandbox_ports)
         self._programs = MadeOnce(self._made_programs)
         self._pausing = MadeOnce(self._made_pausing)
         self._open_sessions = MadeOnce(partial(self._made_sessions, sessions, settings))
         try:
-            self._serve(rules, sessions, settings)
+            self._serve(rules, sessions)
         except BaseException:
             self.close()
             raise
 
-    def _serve(self, rules: Rules, sessions: SessionSettings, settings: SupervisorSettings) -> None:
-        """Make what requests and sessions of the started launcher pass through."""
-        trail = _trail_of(self.audit, self.plan)
-        self._pipeline = RequestPipeline(
-            self.policy, self.plan.layers, rules, trail, self._tools, self._private
+    def _launcher(self, host: HostSettings, python: "HostPython | None") -> Spawned:
+        return launcher_of(host, python)
+
+    def _check(self, given: SandboxArguments) -> tuple[PoolSettings, SessionSettings, Rules]:
+        """Return the settings of a sandbox and the rules of its policy; raises PolicyError."""
+        host = given.host
+        self._given_workspaces = checked_workspaces(given.workspaces)
+        self._pauses = check_pause_settings(host.pauses)
+        pool, sessions = check_pool(given.pool), check_sessions(given.sessions)
+        if sessions.pauses and pool.cells_per_launcher == 1:
+            raise PolicyError(
+                "sessions.pause_seconds, sessions.memory_bytes: cannot be combined with "
+                "pool.cells_per_launcher=1",
+                "a paused session keeps its launcher, which takes more memory than its cell",
+            )
+        self._languages = partial(_language_table, host.languages)
+        check_user(host.user)
+        cgroup_root_of(host)
+        return pool, sessions, rules_of(self.policy.validation)
+
+    def _prepare(self, given: SandboxArguments) -> None:
+        """Make the parts of a sandbox that need no cell; raises PolicyError."""
+        self.audit = audit_log_of(given)
+        self._private = private_calls_of(given, self.policy)
+        self._tools = sandbox_tools(given.tools, self.policy, self.audit, self._private)
+        self._skills = sandbox_skills(given.skills, self.policy)
+        self._credentials = credentials_of(given, self.policy)
+
+    def _serve(self, rules: Rules, sessions: SessionSettings) -> None:
+        self._trail = _trail_of(self.audit, self.plan)
+        self._admission = Admission(
+            self.policy, self.plan.layers, rules, self._trail, self._tools, self._private
         )
+        self._admission.languages = self._languages
         if self._skills:
-            self._skills.has_tool = self._pipeline.has_tool
-            self._pipeline.on_failure = self._skills.note
-            self._skills.execute = lambda given: self.execute(given, None, NEVER)
+            self._skills.has_tool = self._admission.has_tool
+            self._admission.on_failure = self._skills.note
+            self._skills.execute = self.execute
         if sessions.pauses:
-            _ = self._sessions  # it looks for idle ones from now on
+            _ = self._sessions  # starts the search for idle sessions
         if self._egress:
             self._egress.listen()
 
     @property
     def _sessions(self) -> "OpenSessions":
-        """The sessions, of which a command that runs one program imports nothing."""
+        """The sessions, made at first use: a command that runs one program does not import them."""
         return self._open_sessions.get()
 
     @property
@@ -160,34 +199,40 @@ class LocalCells:
     def _made_sessions(
         self, sessions: SessionSettings, settings: SupervisorSettings
     ) -> "OpenSessions":
-        from .open_sessions import OpenSessions
-        from .sessions import SessionServices, SkillReplay
+        from .sessions.life import IdlePauses, SessionServices
+        from .sessions.open_sessions import OpenSessions
 
-        replay = SkillReplay(settings.replaying, self._skills)
-        return OpenSessions(
-            self._supervisors, self._pipeline, self._ports.get(), self._packaged, self.policy.limits,
-            SessionServices(
-                sessions, self._branching, self._pausing.get,
-                _idle_pauses(sessions, lambda: self._pausing.get().sweep()), replay,
-            ),
+        sweep = lambda: self._pausing.get().sweep()  # noqa: E731
+        services = SessionServices(
+            self._supervisors, self._admission, self._ports.get(), sessions, self._branching,
+            self._pausing.get, settings.replaying, self._skills,
+            IdlePauses(sessions, sweep) if sessions.pauses else None, self.image,
         )  # fmt: skip
+        return OpenSessions(services, self._packaged, self.policy.limits)
+
+    def _made_languages(self, settings: SupervisorSettings, executable: str) -> "TableLanguages":
+        from .languages.compiled import TableLanguages, opened_build_store
+
+        return TableLanguages(
+            self.policy, self._languages(), settings, executable, opened_build_store()
+        )
 
     def _made_programs(self) -> "Programs":
-        from .program import Programs
+        from .programs.program import Programs
 
         return Programs(self._ports.get())
 
     def _way_out(self, user: int | str | None) -> "SandboxEgress | None":
-        """Return what leads cells to hosts, if the policy allows them any."""
+        """Return the egress of cells, if the policy allows any hosts."""
         if not self.policy.network.allow:
             return None
-        from .egress import SandboxEgress  # most policies have no rules
+        from .network.network_control import SandboxEgress  # most policies have no rules
 
-        record = lambda *rule: self._pipeline.record_rule(*rule)  # noqa: E731, PLW0108 - made later
-        return SandboxEgress(self.policy, user, record)
+        record = lambda *rule: self._admission.record_rule(*rule)  # noqa: E731, PLW0108 - made later
+        secrets = self._credentials.encoded if self._credentials else b""
+        return SandboxEgress(self.policy, user, record, secrets)
 
     def _shared_files(self, language: str) -> dict[str, SharedFiles]:
-        """Return the files that cells of `language` see, by their places."""
         found = {TOOLS: self._tools.shared_files(language)} if self._tools else {}
         return found | ({SKILLS: self._skills.shared_files} if self._skills else {})
 
@@ -195,59 +240,95 @@ class LocalCells:
     def plan(self) -> Plan:
         return self.supervisor.plan
 
-    def execute(
-        self, given: CallArguments, on_output: OnOutput | None, cancel: int
-    ) -> SandboxResult:
-        wanted = self._wanted(given)
-        if on_output is None:
-            return self._perform(given, wanted, None, cancel)
-        with self._pipeline.streamed(on_output) as told:
-            return self._perform(given, wanted, told, cancel)
+    def execute(self, given: CallArguments) -> SandboxResult:
+        """Check a call, execute its program in a cell, and record both."""
+        wanted = None
+        if given.workspace is not None or given.clean is not False:
+            wanted = self._wanted(given)
+        call = self._admission.admit(given)
+        if isinstance(call, SandboxResult):  # the call was rejected
+            return call
+        with call:
+            result = self.perform(call.request, call.language, given, wanted)
+        return call.end(result)
 
-    def _perform(
-        self, given: CallArguments, wanted: "NamedWorkspace | None", on_output: OnOutput | None,
-        cancel: int,
+    def perform(
+        self, request: Request, language: str, given: CallArguments,
+        wanted: "NamedWorkspace | None",
     ) -> SandboxResult:  # fmt: skip
-        def perform(language: str, request: Request) -> SandboxResult:
-            is_plain = language == PYTHON and not (wanted or given.packages)
-            if self._evaluator and is_plain and (answered := self._evaluator.evaluate(request)):
-                return answered
-            lease = self._packaged.lease(
-                given.packages, language, request.limits.wall_seconds, cancel
-            )
-            with lease:
-                result = perform_by(lease.supervisor, request)
-            if lease.look_at and result.ok:
-                lease.look_at(request.code)
-            return result
+        """Execute the request of a call whose start was recorded."""
+        if language not in SPOKEN:
+            return self._execute_compiled(request, language, wanted, given)
+        if wanted or given.packages or self._evaluator or self._packaged.learns:
+            return self._execute_otherwise(request, language, wanted, given.packages)
+        return self._supervisors.of(language).execute(request)
 
-        def perform_by(supervisor: Supervisor, request: Request) -> SandboxResult:
-            if wanted is None:
-                return supervisor.execute(request, on_output, cancel)
-            from .workspaces.calls import execute_in
+    def _execute_otherwise(
+        self, request: Request, language: str, wanted: "NamedWorkspace | None",
+        packages: Sequence[str],
+    ) -> SandboxResult:  # fmt: skip
+        """Execute a call without a cell if that is enough, with packages, or in a named workspace."""
+        is_plain = language == PYTHON and not (wanted or packages)
+        if self._evaluator and is_plain and (answered := self._evaluator.evaluate(request)):
+            return answered
+        seconds = request.limits.wall_seconds
+        with self._packaged.lease(packages, language, seconds, request.cancel) as lease:
+            if wanted:
+                from .workspaces.workspace_calls import execute_in
 
-            result = execute_in(wanted, supervisor, request, on_output, cancel)
-            self._pipeline.record_workspace(result.workspace, execution_id=request.execution_id)
-            return result
+                result = execute_in(wanted, lease.supervisor, request)
+                about = request.execution_id
+                self._admission.record_workspace(result.workspace, execution_id=about)
+            else:
+                result = lease.supervisor.execute(request)
+        if lease.look_at and result.ok:
+            lease.look_at(request.code)
+        return result
 
-        return self._pipeline.perform(given, perform)
+    def _execute_compiled(
+        self, request: Request, language: str, wanted: "NamedWorkspace | None",
+        given: CallArguments,
+    ) -> SandboxResult:  # fmt: skip
+        if given.packages:
+            raise PolicyError(f"packages: only Python programs have them, got {language}")
+        record = self._admission.record_compiler
+        prepared = self._table_languages.get().prepare(given, request, record)
+        if isinstance(prepared, SandboxResult):
+            return prepared
+        if wanted:
+            from .workspaces.workspace_calls import execute_in
+
+            result = execute_in(wanted, prepared.supervisor, prepared.request)
+            about = request.execution_id
+            self._admission.record_workspace(result.workspace, execution_id=about)
+        else:
+            result = prepared.supervisor.execute(prepared.request)
+        return replace(result, compile=prepared.compile)
+
+    def compile(self, given: CompileArguments) -> "Build":
+        return self._table_languages.get().compile(given, self._admission.record_compiler)
 
     def program(self, given: ProgramArguments) -> "Program":
-        def work(on_streams: "OnStreams", cancel: int) -> SandboxResult:
-            def perform(request: Request) -> SandboxResult:
-                supervisor = self._supervisors.of(PYTHON)  # its process executes the program
-                return supervisor.execute(request, cancel=cancel, keep=_once_at_rest)
+        if self._credentials:
+            self._credentials.require_hidden(given.env or {}, "of the command", given.argv)
 
-            environment = self.plan.environment
-            return self._pipeline.perform_program(given, environment, on_streams, perform)
+        def work(on_streams: "OnStreams", cancel: int) -> SandboxResult:
+            call = self._admission.admit_program(given, self.plan.environment, on_streams, cancel)
+            with call:
+                result = self.perform_program(call.request)
+            return call.end(result)
 
         return self._programs.get().start(work)
 
-    def session(self, given: SessionArguments) -> "Session":
-        return self._sessions.open(given, self._wanted(given))
+    def perform_program(self, request: Request) -> SandboxResult:
+        """Run a long-lived program: Python's supervisor starts the process that becomes it."""
+        return self._supervisors.of(PYTHON).execute(request, keep=_once_at_rest)
+
+    def session(self, given: SessionArguments, why: str = "") -> "Session":
+        return self._sessions.open(given, self._wanted(given), why)
 
     def _made_pausing(self) -> "Pausing":
-        from .pausing.pausing import Pausing  # seldom needed
+        from .sessions.pausing import Pausing  # seldom needed
 
         return Pausing(self._pauses, self._branching)
 
@@ -260,7 +341,7 @@ class LocalCells:
     def _wanted(self, given: CallArguments | SessionArguments) -> "NamedWorkspace | None":
         clean = check_flag("clean", given.clean)
         if given.workspace is not None:
-            from .workspaces.calls import NamedWorkspace  # seldom needed
+            from .workspaces.workspace_calls import NamedWorkspace  # seldom needed
 
             if clean and self.workspaces.review:
                 raise PolicyError(
@@ -286,7 +367,7 @@ class LocalCells:
 
     @cached_property
     def workspaces(self) -> "Workspaces":
-        from .workspaces.store import workspaces_of
+        from .workspaces.workspace_store import workspaces_of
 
         return workspaces_of(self._given_workspaces)
 
@@ -306,13 +387,13 @@ class LocalCells:
         return self._skills
 
     def with_tokens(self, given: CommandArguments) -> CommandArguments:
-        return self._pipeline.with_tokens(given)
+        return self._admission.with_tokens(given)
 
     def has_tool(self, name: str) -> bool:
-        return self._pipeline.has_tool(name)
+        return self._admission.has_tool(name)
 
     def validate_source(self, code: str) -> tuple[bool, str | None]:
-        findings = self._pipeline.check(code, "python")
+        findings = self._admission.check(code, "python")
         return (False, str(findings[0])) if findings else (True, None)
 
     def state(self) -> SupervisorsState:
@@ -322,6 +403,8 @@ class LocalCells:
 
     def settle(self) -> None:
         self._packaged.settle()
+        if self._table_languages.made:
+            self._table_languages.made.settle()
         if self._pausing.made:
             self._pausing.made.settle()
 
@@ -329,6 +412,7 @@ class LocalCells:
         self._open_sessions.close()
         self._programs.close()
         self._packaged.close()
+        self._table_languages.close()
         self._branching_process.close()
         self._pausing.close()
         self._ports.close()
@@ -336,58 +420,24 @@ class LocalCells:
             self._evaluator.close()
         if self._egress:
             self._egress.close()
-        self._release_packages()
+        self._release()
 
-    def _release_packages(self) -> None:
+    def _release(self) -> None:
+        if self._credentials:
+            self._credentials.close()
         if self._packages:
             self._packages.close()
 
 
-def _checked_workspaces(
-    given: "Workspaces | str | os.PathLike[str] | None",
-) -> "Workspaces | str | os.PathLike[str] | None":
-    if not isinstance(given, str | os.PathLike | None):
-        from .workspaces.store import Workspaces
-
-        if not isinstance(given, Workspaces):
-            raise PolicyError(f"workspaces: must be Workspaces or their directory, got {given!r}")
-    return given
-
-
-def _evaluator_of(policy: Policy) -> "MontyEvaluator | None":
-    """Return what answers pure expressions without a cell, if the policy allows that."""
-    if not policy.evaluator.monty:
-        return None
-    from .monty_evaluator import MontyEvaluator  # an extra
-
-    return MontyEvaluator(policy)
-
-
-def _private_calls(given: SandboxArguments, policy: Policy) -> "PrivateCalls | None":
-    """Return what the argument `privacy` and the policy ask for; None if programs see everything."""
-    if given.privacy is None and not policy.privacy.enabled:
-        return None
-    from .private import private_calls  # seldom needed
-
-    return private_calls(given.privacy, policy)
-
-
-def _idle_pauses(settings: SessionSettings, sweep: Callable[[], None]) -> "IdlePauses | None":
-    if not settings.pauses:
-        return None
-    from .pausing.idle_pauses import IdlePauses  # seldom needed
-
-    return IdlePauses(settings, sweep)
-
-
 def _branching_process(user: int | str | None) -> "BranchingProcess":
-    from ...runner.branching_process import BranchingProcess  # seldom needed
+    from ...runner.sessions.branches import BranchingProcess  # seldom needed
 
     return BranchingProcess(interpreter(), 0 if os.geteuid() else id_for(user))
 
 
-def _sandbox_ports() -> "SandboxPorts":
-    from .ports.exposed import SandboxPorts  # seldom needed
+def sandbox_ports() -> "SandboxPorts":
+    """Return what exposes the ports of the cells of a sandbox."""
+    from .network.exposed_ports import SandboxPorts  # seldom needed
 
     return SandboxPorts()
 
@@ -396,30 +446,15 @@ def _once_at_rest(_: int) -> None:
     """Have the result wait until nothing runs in the cell; other processes may outlive the program."""
 
 
-def _sandbox_skills(given: "Skills | None", policy: Policy) -> "SandboxSkills | None":
-    if given is None:
-        return None
-    from .sandbox_skills import SandboxSkills  # seldom needed
-
-    return SandboxSkills(given, policy)
-
-
-def _sandbox_tools(
-    tools: "Offered | None",
-    policy: Policy,
-    audit: "AuditLog | None",
-    private: "PrivateCalls | None",
-) -> "SandboxTools | None":
-    if tools is None and not policy.http.allow:
-        return None
-    from .sandbox_tools import SandboxTools, broker_of
-
-    return SandboxTools(broker_of(tools, policy, audit), policy.tools, audit, private)
-
-
 def _trail_of(log: "AuditLog | None", plan: Plan) -> "ExecutionTrail | None":
     if log is None:
         return None
     from ...runner.audit.execution_trail import ExecutionTrail
 
     return ExecutionTrail(log, plan)
+
+
+def _language_table(more: str | os.PathLike[str] | None) -> "LanguageTable":
+    from ...policies.languages.table import language_table  # seldom needed
+
+    return language_table(more)

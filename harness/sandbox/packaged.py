@@ -1,23 +1,24 @@
-"""`PackagedCells`: chooses the launcher of a call: that of its language, or of its set of packages."""
+"""`PackagedCells`: chooses the launcher of a call: that of its language, or of its set of packages.
+
+`MadeOnce`: a part of a sandbox that is made when it is first used.
+"""
 
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ...policies.closing import Closing
-from ...policies.errors import PolicyError
+from ...policies.errors import ClosedError, PolicyError
 from ...policies.languages import PYTHON
 from ...policies.policy import Policy
 from ...runner.concurrency import NEVER
-from ...runner.supervisor import Supervisor
-from ...runner.supervisors import Supervisors
+from ...runner.supervisor import Supervisor, Supervisors
 from .sandbox_arguments import SandboxArguments
 
 if TYPE_CHECKING:
-    from .packages.hot import HotSets
-    from .packages.preloading import PreloadLearner
-    from .packages.store import OpenSet
+    from .packages.package_store import OpenSet
+    from .packages.required import HotSets, PreloadLearner
 
 LookAt = Callable[[str | bytes], None]
 
@@ -57,9 +58,11 @@ class PackagedCells:
         self._hot_sets: HotSets | None = None
         self._learner: PreloadLearner | None = None
         if opened and policy.packages.learn_preload:
-            from .packages import preloading
+            from .packages import required
 
-            self._learner = preloading.PreloadLearner(supervisors.of(PYTHON), opened.made.directory)
+            self._learner = required.PreloadLearner(supervisors.of(PYTHON), opened.made.directory)
+        # True if imports of completed programs are learnt for preloading.
+        self.learns = self._learner is not None
 
     def lease(
         self, packages: Sequence[str], language: str, seconds: float, cancel: int = NEVER
@@ -81,16 +84,20 @@ class PackagedCells:
     def _sets(self) -> "HotSets":
         with self._lock:
             if self._hot_sets is None:
-                from .packages.hot import HotSets  # seldom needed
+                from .packages.required import HotSets  # seldom needed
 
                 given = self._given
                 self._hot_sets = HotSets(
-                    self._policy, given.packages, given.package_store, self._most_bytes, self._make
+                    self._policy,
+                    given.packages,
+                    given.host.package_store,
+                    self._most_bytes,
+                    self._make,
                 )
             return self._hot_sets
 
     def settle(self) -> None:
-        """Wait until the pools are full and what was learnt is preloaded."""
+        """Wait until the pools are full and learnt modules are preloaded."""
         if self._learner:
             self._learner.settle()
         self._supervisors.settle()
@@ -110,3 +117,37 @@ class PackagedCells:
 
 def _nothing() -> None:
     """Close nothing: the supervisor of a language stays as long as the sandbox."""
+
+
+class _Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closeable)
+
+
+class MadeOnce(Generic[T]):
+    """Makes one part when it is first asked for it, so that a sandbox without use for it imports
+    nothing of it; safe from many threads."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.made: T | None = None  # None until then
+
+    def get(self) -> T:
+        """Return the part; raises ClosedError if it was not made before `close`."""
+        with self._lock:
+            if self.made is None:
+                if self._is_closed:
+                    raise ClosedError("the sandbox was closed")
+                self.made = self._make()
+            return self.made
+
+    def close(self) -> None:
+        """Close the part, if there is one, and make none any more."""
+        with self._lock:
+            self._is_closed = True
+        if self.made:
+            self.made.close()

@@ -1,8 +1,8 @@
-"""Pythons of the host for cells: found by version, each with what its launchers import.
+"""Pythons of the host for cells: found by version, each with the packages that its launchers import.
 
-A launcher imports two packages with extension modules, msgspec and prctl, which fit one version of
-Python.  A Python of another version than this one has them in its own environment, or in a directory of
-the user for that version.
+A launcher imports msgspec, whose extension module fits one version of Python, and prctl where it is
+installed beside it.  A Python of another version than this one has them in its own environment, or in a
+directory of the user for that version.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...policies.errors import LaunchError, PolicyError, Unavailable
-from ...runner.spawn import Spawned, interpreter
+from ...runner.launching.spawn import Spawned, interpreter
 from .checks import check_host_path
 
 if TYPE_CHECKING:
@@ -23,16 +23,13 @@ if TYPE_CHECKING:
 _OLDEST = (3, 11)
 _VERSION = re.compile(r"(?:python:?)?(\d{1,2})\.(\d{1,3})(?:\.(\d{1,3}))?", re.ASCII)
 _SECONDS = 60
-_PACKAGES = ("msgspec", "prctl")
+_NEEDED = "msgspec"
 _ASK = """
 import importlib.util, json, os, sys
 tag = sys.implementation.cache_tag
 sys.path.insert(0, os.path.join(sys.argv[1], tag))
-found = []
-for name in sys.argv[2:]:
-    spec = importlib.util.find_spec(name)
-    folder = os.path.dirname(spec.origin) if spec and spec.origin else None
-    found.append(os.path.dirname(folder) if folder and spec.submodule_search_locations else folder)
+spec = importlib.util.find_spec(sys.argv[2])
+found = [os.path.dirname(os.path.dirname(spec.origin)) if spec and spec.origin else None]
 path = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 print(json.dumps({"path": path, "version": list(sys.version_info[:3]), "tag": tag, "packages": found}))
 """
@@ -75,8 +72,8 @@ def find_python(
 ) -> HostPython:
     """Return the Python that `python=` or `runtime=` names: a version such as "3.12", or a path.
 
-    Raises PolicyError for invalid values; LaunchError if the host has no such Python, or it lacks
-    what a launcher imports.
+    Raises PolicyError for invalid values; LaunchError if the host has no such Python, or it lacks a
+    package that a launcher imports.
     """
     if runtime is not None:
         if wanted is not None:
@@ -135,8 +132,7 @@ def pythons() -> tuple[HostPython, ...]:
 
 
 def _candidates(name: str, numbers: tuple[int, ...]) -> Iterator[str]:
-    """Yield each file of that name on PATH, in pyenv and in uv's directory."""
-    import glob  # a sandbox of this Python looks for none
+    import glob  # not needed for a sandbox of this Python
 
     pyenv = os.environ.get("PYENV_ROOT") or os.path.expanduser("~/.pyenv")
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
@@ -159,8 +155,8 @@ def _candidates(name: str, numbers: tuple[int, ...]) -> Iterator[str]:
 
 
 def _answer_of(path: str) -> HostPython | None:
-    """Return what an interpreter says of itself; None for a file that is none, such as a shim of pyenv
-    for a version that is not selected."""
+    """Return an interpreter's own description; None for a file that is not an interpreter, such as
+    pyenv's shim of a version that is not selected."""
     try:
         return _asked(path)
     except LaunchError:
@@ -168,9 +164,9 @@ def _answer_of(path: str) -> HostPython | None:
 
 
 def _asked(path: str) -> HostPython:
-    import subprocess  # a sandbox of this Python asks none
+    import subprocess  # not needed for a sandbox of this Python
 
-    command = [path, "-I", "-c", _ASK, str(_place()), *_PACKAGES]
+    command = [path, "-I", "-c", _ASK, str(_place()), _NEEDED]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_SECONDS, check=False
@@ -199,17 +195,15 @@ def _usable(python: HostPython, given: str | None = None) -> HostPython:
     if python.version[:2] < _OLDEST:
         raise Unavailable(f"python: must be 3.11 or newer, got {python}")
     if None in python.packages:
-        names = ("msgspec", "python-prctl")
-        lacking = [name for name, place in zip(names, python.packages, strict=True) if not place]
         raise LaunchError(
-            f"Python {python} lacks {' and '.join(lacking)}, which start its cells",
-            f"{python.path} -m pip install --target {_place() / python.tag} {' '.join(names)}",
+            f"Python {python} lacks {_NEEDED}, which starts its cells",
+            f"{python.path} -m pip install --target {_place() / python.tag} {_NEEDED}",
         )
     return python
 
 
 def _place() -> "Path":
     """Return the directory with the packages of launchers, a directory for each tag."""
-    from ..state import state_directory  # a sandbox of this Python needs none
+    from ..user_data import state_directory  # not needed for a sandbox of this Python
 
     return state_directory() / "pythons"

@@ -1,34 +1,53 @@
-"""The arguments of `Sandbox`, and what they name: policy, interpreter, packages, launcher, trail."""
+"""The arguments of `Sandbox`, and the objects that they name: policy, interpreter, packages,
+launcher, trail.
+
+An argument that describes one sandbox is a field of `SandboxArguments`, one that describes the host a
+field of `HostSettings`; the signature of `Sandbox` is made of the fields.
+"""
 
 import contextlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 import msgspec
 
 from ...policies.errors import PolicyError
 from ...policies.languages import PYTHON
 from ...policies.policy import Policy, check_policy
+from ...runner.launching.spawn import Spawned, interpreter
 from ...runner.settings import PauseSettings, PoolSettings, SessionSettings
-from ...runner.spawn import Spawned, interpreter
-from .checks import check_flag
-from .parameters import Parameters
+from .checks import check_flag, check_host_path
+from .parameters import CommandArguments, CompileArguments, ProgramArguments, SessionArguments
 
 if TYPE_CHECKING:
-    from ...policies.permissions import PermissionSet
+    from ...policies.network.credential import CellCredential
+    from ...policies.permission_sets import PermissionSet
     from ...runner.audit.log import AuditLog
+    from ...runner.requests.request import Request
+    from ...runner.requests.result import SandboxResult
     from ..privacy.privacy import Privacy
     from ..skills.skills import Skills
-    from .config import SandboxConfig
-    from .packages.store import OpenSet, PackageStore, Requirements
+    from .calls.monty_evaluator import MontyEvaluator
+    from .calls.private import PrivateCalls
+    from .calls.sandbox_tools import Offered, SandboxTools
+    from .faces.config import SandboxConfig
+    from .images.image import StoredImage
+    from .languages.compiled import Build
+    from .network.cell_credentials import CellCredentials
+    from .network.network_control import SandboxNetwork
+    from .packages.package_store import OpenSet, PackageStore, Requirements
+    from .programs.program import Program
     from .pythons import HostPython
-    from .sandbox_tools import Offered
-    from .workspaces.store import Workspaces
+    from .sandbox_skills import SandboxSkills
+    from .sessions.session import Session
+    from .workspaces.workspace_store import Workspaces
 
     PolicyLike = str | os.PathLike[str] | Mapping[str, Any] | Policy | PermissionSet
+else:
+    PackageStore = Any  # annotations of a struct are evaluated by `inspect.signature`
 
 Backend = Literal["cells", "oci"]
 _BACKENDS = get_args(Backend)
@@ -39,69 +58,132 @@ _POLICIES = (
 _OWN_TRAIL_ENTRIES = 1000  # two a call, 2 KiB each; callers that want more pass a trail
 
 
-class SandboxArguments(Parameters, frozen=True, kw_only=True):
-    """The arguments of `Sandbox`, which documents them, and of `Sandbox.create`."""
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """The parts of the host that a sandbox uses: pass them as `Sandbox(host=HostSettings(...))`.
 
-    config: "SandboxConfig | PolicyLike | None" = None
-    policy: "PolicyLike | None" = None
+    `python`: another interpreter of the host: a version, such as "3.12", or a path.
+    `backend`: "cells", or "oci": the launcher runs in a container of an OCI runtime, cells in it.
+    `runtime`: with `backend="oci"` the runtime or its path; default the first of crun, runc and youki
+    that this host's cgroups permit.
+    `rootfs`: with `backend="oci"`, the root of a file system whose files programs see in place of the
+    host's.
+    `cgroup_root`: a directory in which to make cgroups; by default $CELLWRIGHT_CGROUP_ROOT, else one
+    that is found.
+    `user`: the uid of cells on the host if root starts them: a number, or a name that stands for the
+    same uid in every process; by default each process has another uid.
+    `interpreters`: paths of interpreters that are not in the usual places, such as
+    {"javascript": "/opt/node/bin/node"}.
+    `languages`: a file of further languages that programs are compiled or run in, in the form of
+    policies/languages/languages.toml.
+    `spawned`: a launcher process that was started ahead.
+    `language`: start the launcher of this language now; others are started when first needed.
+    `package_store`: where sets of packages are kept, and where wheels come from.
+    `pausable`: paused sessions can be resumed after a restart; cells have no random addresses then.
+    `pauses`: where paused sessions are kept, how long and how many, and whether they are encrypted.
+    """
+
     python: str | os.PathLike[str] | None = None
-    runtime: str | os.PathLike[str] | None = None
     backend: Backend = "cells"
+    runtime: str | os.PathLike[str] | None = None
     rootfs: str | os.PathLike[str] | None = None
     cgroup_root: str | os.PathLike[str] | None = None
-    spawned: Spawned | None = None
-    pool: int | PoolSettings = PoolSettings()
-    fresh_exec: bool = False
-    language: str = PYTHON
-    sessions: SessionSettings = SessionSettings()
-    interpreters: Mapping[str, str | os.PathLike[str]] = MappingProxyType({})
-    workspaces: "Workspaces | str | os.PathLike[str] | None" = None
-    audit: "AuditLog | bool | None" = None
-    tools: "Offered | None" = None
-    skills: "Skills | None" = None
-    blocked_imports: Sequence[str] | None = None
-    blocked_builtins: Sequence[str] | None = None
     user: int | str | None = None
-    privacy: "Privacy | None" = None
-    packages: "Requirements | None" = None
-    package_store: "PackageStore | None" = None
+    interpreters: Mapping[str, str | os.PathLike[str]] = MappingProxyType({})
+    languages: str | os.PathLike[str] | None = None
+    spawned: Spawned | None = None
+    language: str = PYTHON
+    package_store: PackageStore | None = None
     pausable: bool = False
     pauses: PauseSettings = PauseSettings()
+
+    def beside(self, python: str | None) -> "HostSettings":
+        """Return the settings of a further sandbox, which has a launcher of its own."""
+        host = msgspec.structs.replace(self, spawned=None, language=PYTHON, pausable=False)
+        if python is None:
+            return host
+        runtime = self.runtime if self.backend == "oci" else None  # else it names a Python, too
+        return msgspec.structs.replace(host, python=python, runtime=runtime)
+
+
+class _First(msgspec.Struct, frozen=True):
+    """The one argument that needs no name."""
+
+    config: "SandboxConfig | PolicyLike | None" = None
+
+
+class SandboxArguments(_First, frozen=True, kw_only=True):
+    """The arguments of `Sandbox`, which documents them, and of `Sandbox.create`."""
+
+    policy: "PolicyLike | None" = None
+    image: "str | os.PathLike[str] | StoredImage | None" = None
+    packages: "Requirements | None" = None
+    gpu: bool | str | Sequence[str] = False
+    tools: "Offered | None" = None
+    skills: "Skills | None" = None
+    workspaces: "Workspaces | str | os.PathLike[str] | None" = None
+    audit: "AuditLog | bool | None" = None
+    privacy: "Privacy | None" = None
+    credentials: "Sequence[str | CellCredential]" = ()
+    pool: int | PoolSettings = PoolSettings()
+    sessions: SessionSettings = SessionSettings()
+    host: HostSettings = HostSettings()
     connect: str | os.PathLike[str] | None = None
+    workers: int | Literal["auto"] = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.host, HostSettings):
+            raise PolicyError(f"host: must be HostSettings, got {self.host!r}")
 
     def changed(self) -> dict[str, Any]:
-        """Return the arguments that differ from their defaults."""
-        default = type(self)()
-        return {
-            name: value
-            for name, value in msgspec.structs.asdict(self).items()
-            if value != getattr(default, name)
-        }
+        """Return the arguments that differ from their defaults, also those of the host."""
+        return {**_changed(self), **_changed(self.host)}
+
+    def revised(self, policy: Policy) -> Policy:
+        """Return the policy with what arguments say instead of it; raises PolicyError."""
+        if not self.gpu:
+            return policy
+        from ...policies.compiling.gpus import with_gpu  # few sandboxes have a GPU
+
+        return with_gpu(policy, self.gpu)
+
+
+def _changed(given: msgspec.Struct) -> dict[str, Any]:
+    default = type(given)()
+    return {
+        name: getattr(given, name) for name in given.__struct_fields__
+        if name != "host" and getattr(given, name) != getattr(default, name)
+    }  # fmt: skip
 
 
 def policy_of_arguments(arguments: SandboxArguments) -> Policy:
     """Return the policy of a sandbox; raises PolicyError for an invalid one."""
+    return arguments.revised(_policy_of(arguments))
+
+
+def _policy_of(arguments: SandboxArguments) -> Policy:
     config, policy = arguments.config, arguments.policy
     if config is not None and policy is not None:
         raise PolicyError(
             "config: cannot be combined with policy", "give a config or a policy, not both"
         )
     given: object = config if policy is None else policy
+    if given is None and arguments.image is not None:
+        given = "workshop"  # a strict policy executes no program of an image
     if given is None:
         return check_policy(Policy(name="strict"))
     if isinstance(given, Policy):
         return check_policy(given)
-    from ...policies.permissions import PermissionSet
-    from .config import SandboxConfig
+    from ...policies.permission_sets import PermissionSet
+    from .faces.config import SandboxConfig
 
     if isinstance(config, SandboxConfig):
         return config.policy()
     if isinstance(given, PermissionSet):
-        from .permissions import policy_of
+        from .faces.permissions import policy_of
 
         return policy_of(given)
     if isinstance(given, str | os.PathLike | Mapping):
-        from ...policies.loading import load_policy, policy_of_data
+        from ...policies.profiles.loading import load_policy, policy_of_data
 
         if isinstance(given, Mapping):
             return policy_of_data(given)
@@ -113,13 +195,26 @@ def policy_of_arguments(arguments: SandboxArguments) -> Policy:
     )
 
 
-def python_of(given: SandboxArguments) -> "HostPython | None":
+def credentials_of(given: SandboxArguments, policy: Policy) -> "CellCredentials | None":
+    """Return what cells and the egress process get of the credentials; raises PolicyError."""
+    if not given.credentials:
+        return None
+    from ...policies.network.credential import credential_of
+    from .network.cell_credentials import CellCredentials  # seldom needed
+
+    given_ones = [
+        credential_of(each) if isinstance(each, str) else each for each in given.credentials
+    ]
+    return CellCredentials(given_ones, policy)
+
+
+def python_of(given: HostSettings) -> "HostPython | None":
     """Return the Python that the arguments name; None for the one that runs this process."""
     if given.backend not in _BACKENDS:
         raise PolicyError(f"backend: must be one of {', '.join(_BACKENDS)}, got {given.backend!r}")
     if given.rootfs is not None and given.backend != "oci":
         raise PolicyError('rootfs: needs backend="oci"')
-    runtime = None if given.backend == "oci" else given.runtime  # there, an OCI runtime
+    runtime = None if given.backend == "oci" else given.runtime  # else an OCI runtime
     if given.python is None and runtime is None:
         return None
     from .pythons import find_python  # seldom needed
@@ -127,7 +222,13 @@ def python_of(given: SandboxArguments) -> "HostPython | None":
     return find_python(given.python, runtime)
 
 
-def with_store_of(python: "HostPython | None", given: SandboxArguments) -> SandboxArguments:
+def cgroup_root_of(given: HostSettings) -> str | None:
+    """Return the directory in which to make cgroups, None to find one; raises PolicyError."""
+    root = given.cgroup_root
+    return None if root is None else check_host_path("cgroup_root", root)
+
+
+def with_store_of(python: "HostPython | None", given: HostSettings) -> HostSettings:
     """Return `given` with a store of packages for `python` if that is of another version than this
     process; raises PolicyError if the given store is for another one."""
     store = given.package_store
@@ -140,9 +241,9 @@ def with_store_of(python: "HostPython | None", given: SandboxArguments) -> Sandb
     if store is not None or python is None or python.is_ours:
         return given
     from ...policies.errors import PackageError
-    from .packages.store import PackageStore
+    from .packages.package_store import PackageStore
 
-    with contextlib.suppress(PackageError):  # the extra is not installed: the first use says so
+    with contextlib.suppress(PackageError):  # the extra is not installed; the first use reports it
         given = msgspec.structs.replace(given, package_store=PackageStore(python=python.path))
     return given
 
@@ -153,17 +254,17 @@ def packaged(policy: Policy, given: SandboxArguments) -> "tuple[Policy, OpenSet 
         return policy, None
     from .packages.required import open_required  # seldom needed
 
-    return open_required(policy, given.packages, given.package_store)
+    return open_required(policy, given.packages, given.host.package_store)
 
 
-def launcher_of(given: SandboxArguments, python: "HostPython | None") -> Spawned:
+def launcher_of(given: HostSettings, python: "HostPython | None") -> Spawned:
     """Return the launcher process of a sandbox."""
     has_fixed_addresses = check_flag("pausable", given.pausable)
     if given.backend == "oci":
         for name in ("pausable", "spawned"):
             if getattr(given, name):
                 raise PolicyError(f'{name}: cannot be combined with backend="oci"')
-        from .containers.containers import container_of  # seldom needed
+        from .containers.images import container_of  # seldom needed
 
         return container_of(given.runtime, given.rootfs, python)
     if not isinstance(given.spawned, Spawned | None):
@@ -184,7 +285,7 @@ def audit_log_of(arguments: SandboxArguments) -> "AuditLog | None":
     if given is False:
         return None
     from ...runner.audit.log import AuditLog
-    from .config import SandboxConfig
+    from .faces.config import SandboxConfig
 
     config = arguments.config if isinstance(arguments.config, SandboxConfig) else SandboxConfig()
     if given is None and not config.enable_audit:
@@ -197,3 +298,100 @@ def audit_log_of(arguments: SandboxArguments) -> "AuditLog | None":
             "AuditLog(path=...) writes to a file; close it yourself",
         )
     return AuditLog(level=config.audit_level, max_entries=_OWN_TRAIL_ENTRIES)
+
+
+def checked_workspaces(
+    given: "Workspaces | str | os.PathLike[str] | None",
+) -> "Workspaces | str | os.PathLike[str] | None":
+    if not isinstance(given, str | os.PathLike | None):
+        from .workspaces.workspace_store import Workspaces
+
+        if not isinstance(given, Workspaces):
+            raise PolicyError(f"workspaces: must be Workspaces or their directory, got {given!r}")
+    return given
+
+
+def evaluator_of(policy: Policy) -> "MontyEvaluator | None":
+    if not policy.evaluator.monty:
+        return None
+    from .calls.monty_evaluator import MontyEvaluator  # needs an extra
+
+    return MontyEvaluator(policy)
+
+
+def private_calls_of(given: SandboxArguments, policy: Policy) -> "PrivateCalls | None":
+    if given.privacy is None and not policy.privacy.enabled:
+        return None
+    from .calls.private import private_calls  # seldom needed
+
+    return private_calls(given.privacy, policy)
+
+
+def sandbox_skills(given: "Skills | None", policy: Policy) -> "SandboxSkills | None":
+    if given is None:
+        return None
+    from .sandbox_skills import SandboxSkills  # seldom needed
+
+    return SandboxSkills(given, policy)
+
+
+def sandbox_tools(
+    tools: "Offered | None",
+    policy: Policy,
+    audit: "AuditLog | None",
+    private: "PrivateCalls | None",
+) -> "SandboxTools | None":
+    if tools is None and not policy.http.allow:
+        return None
+    from .calls.sandbox_tools import SandboxTools, broker_of
+
+    return SandboxTools(broker_of(tools, policy, audit), policy.tools, audit, private)
+
+
+class FewerCalls:
+    """The methods that cells do not have which another process or kernel keeps: each is refused."""
+
+    privacy: "Privacy | None" = None
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raise the PolicyError for a method or property."""
+        raise NotImplementedError
+
+    @property
+    def workspaces(self) -> "Workspaces":
+        self.refuse("workspaces")
+
+    @property
+    def network(self) -> "SandboxNetwork":
+        self.refuse("network")
+
+    @property
+    def skills(self) -> "SandboxSkills":
+        self.refuse("skills")
+
+    def perform(self, request: "Request", *_: object) -> "SandboxResult":
+        self.refuse("perform")
+
+    def compile(self, given: CompileArguments) -> "Build":
+        self.refuse("compile")
+
+    def program(self, given: ProgramArguments) -> "Program":
+        self.refuse("program")
+
+    def session(self, given: SessionArguments) -> "Session":
+        self.refuse("session")
+
+    def resume(self, token: str) -> "Session":
+        self.refuse("resume")
+
+    def discard(self, token: str) -> None:
+        self.refuse("discard")
+
+    def with_tokens(self, given: CommandArguments) -> CommandArguments:
+        return given
+
+    def has_tool(self, name: str) -> bool:
+        return False  # a daemon does not say, and records no runs
+
+    def private_to(self, client: str) -> None:
+        """Do nothing: these cells have no personal data."""

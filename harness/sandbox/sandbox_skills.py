@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from ...policies.errors import PolicyError, SkillInvalid
 from ...policies.languages import PYTHON, language_of_file
 from ...policies.policy import MIB, Policy
-from ...policies.tools import may_allow
-from ...runner.result import SandboxResult
+from ...policies.tool_rules import may_allow
+from ...runner.requests.result import SandboxResult
 from ...runner.shared_files import SharedFiles
 from ..skills.skill import Skill
 from ..skills.skills import Skills, SkillSet, file_of
-from ..tools.caller import CALLING, Caller
+from ..tools.tool import CALLING, Caller
 from .parameters import CallArguments
 
 _MOST_FILES, _MOST_BYTES = 5000, 48 * MIB  # the filesystem has 64 MiB
@@ -80,7 +80,7 @@ class SandboxSkills(SkillSet):
             result = self.execute(given)
         finally:
             CALLING.reset(token)
-        if result.ok or f"/skills/{name}/" not in (result.traceback or ""):  # else it is counted
+        if result.ok or f"/skills/{name}/" not in (result.traceback or ""):  # else counted
             self.usages.add(name, failed=not result.ok)
         return result
 
@@ -119,7 +119,6 @@ _ = runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _program(skill: Skill, script: str) -> tuple[str | bytes, str]:
-    """Return the program that runs a script, and its language."""
     content, language = file_of(skill, script), language_of_file(script)
     if language is None:
         raise SkillInvalid(f"{skill.name}: {ascii(script)[:200]} is of no language that cells run")

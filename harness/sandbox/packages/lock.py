@@ -20,25 +20,26 @@ from ..pythons import HostPython
 if TYPE_CHECKING:
     from packaging.pylock import Pylock
 
-_MOST_BYTES = 16 << 20  # of a lock file
+_MOST_BYTES = 16 << 20  # bytes of a lock file
 _MOST_WHEELS = 1000
-_MOST_TAGS = 100_000  # of all wheels that a lock names, selected or not; 9 µs each (measured)
+_MOST_TAGS = 100_000  # tags of all wheels in a lock, selected or not; 9 µs each (measured)
 _MOST_REQUIREMENTS = 200
 # RFC 3986, appendix A.  No blank, line end or "${": pip reads addresses from a requirements file.
 _ADDRESS = re.compile(r"(https?|file)://[\w.~:/?#\[\]@!$&'()*+,;=%-]*", re.ASCII)
 _FILENAME = re.compile(r"[\w.+!-]{1,251}\.whl", re.ASCII)  # NAME_MAX, limits.h
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _HASH = re.compile(r"--hash=sha(256|384|512):[0-9a-fA-F]{64,128}")
-_MOST_CHARACTERS = 2000  # of a requirement: some patterns that read it take quadratic time
-# Printable ASCII but "\\", which continues a line, and "${", in which pip puts a variable's value.
+# Characters of a requirement, because some of its patterns take quadratic time.
+_MOST_CHARACTERS = 2000
+# Printable ASCII without "\\", which continues a line, and "${", which pip replaces by a variable.
 _PLAIN = re.compile(r"(?!.*\$\{)[ -\[\]-~]*")
-# Changes when a set is laid out otherwise than before, so that none is taken for one of today.
+# Version of the layout of a set; a change keeps older sets from being used.
 _FORMAT = "2"
 _URL = re.compile(r"[a-zA-Z][\w+.]*://")
 
 
 class Wheel(msgspec.Struct, frozen=True, order=True):
-    """One wheel: what it is, where it comes from, and the digest of its bytes."""
+    """One wheel: its name and version, its source, and the digest of its bytes."""
 
     name: str  # normalised (PEP 503)
     version: str
@@ -160,7 +161,7 @@ def name_of(requirement: str) -> str:
 
 
 def require_extra() -> None:
-    """Raise PackageNotFound if what this module needs is not installed."""
+    """Raise PackageNotFound if the extra of this module is not installed."""
     try:
         found = [importlib.util.find_spec(name) for name in ("packaging.pylock", "tomli_w")]
     except ImportError:
@@ -253,7 +254,7 @@ def _pylock(path: Path) -> "Pylock":
 
 
 def _wheels_named(data: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a lock that is not checked yet has as file names of wheels."""
+    """Yield the file names of wheels in a lock that is not checked yet."""
     for package in _tables(data.get("packages")):
         for wheel in _tables(package.get("wheels")):
             yield str(wheel.get("name", ""))
@@ -266,7 +267,6 @@ def _tables(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _text_of(path: Path) -> str:
-    """Return the text of a lock file; raises PackageError."""
     if not path.is_file():
         raise PackageNotFound(f"{path}: no such file")
     try:

@@ -1,7 +1,8 @@
 """Opens one wheel, strictly, inside a cell.
 
-This module is a part of the program of that cell (`opening.py` sends its text after that of
-`zip_archive.py`), so it imports nothing else of ours.  RECORD must have the digest of every file.
+This module is a part of the program of that cell (`store_directory.py` sends its text after that of
+`zip_archive.py`), so it imports no other module of cellwright. RECORD must have the digest of every
+file.
 """
 
 import base64
@@ -21,8 +22,8 @@ from .zip_archive import Archive, ArchiveEntry, ArchiveLimits, WheelRefused, che
 MOST_TOLD = 100
 DIGESTS = ("sha256", "sha384", "sha512")  # PEP 427: sha256 or better
 NOT_RECORDED = ("RECORD", "RECORD.jws", "RECORD.p7s")  # PEP 427
-PLACED = ("purelib", "platlib")  # of NAME.data; scripts, headers and data have no use in a cell
-# Never executed, so never there: -S skips site, and nothing of a package starts by itself.
+PLACED = ("purelib", "platlib")  # in NAME.data; a cell has no use for scripts, headers and data
+# .pth files are left out: -S skips site, so that no code of a package starts by itself.
 LEFT_OUT = re.compile(
     r"[^/]*\.pth|(sitecustomize|usercustomize)([./].*)?|(.*/)?__pycache__/.*|.*\.py[co]"
 )
@@ -149,7 +150,8 @@ def _write(
 
 
 def _check_digest(pieces: Iterator[bytes], name: str, recorded: tuple[str, str] | None) -> None:
-    """Read `pieces` to the end; raises WheelRefused unless they are what was `recorded`, if so."""
+    """Read `pieces` to the end; raises WheelRefused unless they match the `recorded` digest, if
+    there is one."""
     told, size = recorded or ("sha256=", "")
     kind, _, expected = told.partition("=")
     if kind not in DIGESTS:
@@ -166,7 +168,7 @@ def _check_digest(pieces: Iterator[bytes], name: str, recorded: tuple[str, str] 
 def _compile(target: str, path: str) -> None:
     """Write the bytecode of a module, which the interpreter will not compare with the source (PEP 552).
 
-    What cannot be compiled, such as a template or code for another Python, stays source.
+    Files that do not compile, such as templates or code for another Python, stay source.
     """
     source = os.path.join(target, path)
     with open(source, "rb") as file:
@@ -181,5 +183,5 @@ def _compile(target: str, path: str) -> None:
     with open(cached, "xb") as file:
         file.write(
             importlib.util.MAGIC_NUMBER + struct.pack("<I", 1)
-        )  # checked only by hash, and not
+        )  # bytecode that Python checks only by hash, and an unchecked kind
         file.write(importlib.util.source_hash(text) + content)

@@ -1,10 +1,10 @@
 """Zip archives of which every byte has one meaning: the strict reader of wheels, inside a cell.
 
-This module is a part of the program of that cell (`opening.py` sends its text), so it imports nothing
-of ours.  A zip archive may be read differently by two readers (CVE-2025-54368), name files outside its
-directory (CVE-2026-1703) or unpack to far more than its size.  So an archive is refused unless its
-entries lie one after the other without gaps, and the directory at the end agrees with the header of
-each entry.
+This module is a part of the program of that cell (`store_directory.py` sends its text), so it imports
+no module of cellwright. A zip archive may be read differently by two readers (CVE-2025-54368), name
+files outside its directory (CVE-2026-1703) or unpack to far more than its size. So an archive is
+refused unless its entries lie one after the other without gaps, and the directory at the end agrees
+with the header of each entry.
 """
 
 import io
@@ -26,14 +26,14 @@ HAS_DESCRIPTOR, IS_UTF8 = 1 << 3, 1 << 11
 COMPRESSION_LEVEL = 0b110  # tells how hard the writer tried; means nothing to a reader
 STORED, DEFLATED = 0, 8
 UNIX = 3
-ALL_16, ALL_32 = 0xFFFF, 0xFFFFFFFF  # "see the zip64 field"
+ALL_16, ALL_32 = 0xFFFF, 0xFFFFFFFF  # stands for "see the zip64 field"
 MOST_NAME_BYTES, MOST_LEVELS = 1024, 40
 PIECE = 1 << 20
 DRIVE = re.compile(r"[A-Za-z]:")
 
 
 class WheelRefused(Exception):  # noqa: N818 - what happened to the wheel
-    """The wheel is not what a wheel has to be; the message says why."""
+    """The wheel breaks a rule of wheels; the message names it."""
 
 
 class ArchiveEntry(NamedTuple):
@@ -42,7 +42,7 @@ class ArchiveEntry(NamedTuple):
     crc: int
     packed: int
     size: int
-    data: int  # where its bytes begin
+    data: int  # offset of its bytes
 
 
 class ArchiveLimits(NamedTuple):
@@ -105,7 +105,6 @@ class Archive:
         return [entry for entry in found if not entry.name.endswith("/")]
 
     def _end(self) -> tuple[int, int, int]:
-        """Return where the central directory begins, its length, and its number of entries."""
         size = self._file.seek(0, os.SEEK_END)
         if size < END_BYTES:
             raise WheelRefused("is not a zip archive")
@@ -138,7 +137,6 @@ class Archive:
         return begins, count, length, start
 
     def _directory(self, start: int, length: int, count: int) -> Iterator[tuple[int, ArchiveEntry]]:
-        """Yield where each entry begins, and the entry as the directory describes it."""
         end = start + length
         for _ in range(count):
             head = self._at(start, ENTRY_BYTES)

@@ -24,7 +24,7 @@ _FIRST_PASSED = 3  # SD_LISTEN_FDS_START in sd_listen_fds(3)
 def default_path() -> "Path":
     """Return the default path of this user's daemon; raises PolicyError if the user has no directory
     for it."""
-    from pathlib import Path  # a client is given its path
+    from pathlib import Path  # a client has the path and does not need it
 
     if os.geteuid() == 0:
         return Path("/run", _NAME)
@@ -131,7 +131,7 @@ def _check_directory(directory: "Path") -> None:
 
 @contextlib.contextmanager
 def _locked(path: "Path") -> Iterator[None]:
-    """Hold the lock file beside the socket; the kernel frees it when its owner ends, even by
+    """Hold the lock file next to the socket; the kernel frees it when its owner ends, even by
     SIGKILL."""
     lock = path.with_name(f"{path.name}.lock")
     try:
@@ -157,7 +157,7 @@ def _lock(lock: "Path") -> int:
             if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
                 return descriptor
         except FileNotFoundError:
-            pass  # its owner removed the file that we locked: try again
+            pass  # the owner removed the locked file: try again
         except OSError:
             os.close(descriptor)
             raise

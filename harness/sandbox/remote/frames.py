@@ -5,7 +5,7 @@ The daemon treats a client's bytes as hostile, like a cell's.  The types limit c
 decodes to much more than its own size; the receiver limits sizes before it decodes.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +13,12 @@ from msgspec import Meta
 from ....policies.languages import PYTHON
 from ....policies.plan import Plan
 from ....policies.policy import Policy
+from ....runner.cells.workspace import WorkspaceFile
 from ....runner.messages import InputFile
-from ....runner.result import SandboxResult
-from ....runner.workspace import WorkspaceFile
+from ....runner.requests.result import CompileResult, SandboxResult
+from ..judging.verdicts import Judgement
+from .lean_frames import VERSION as VERSION
 
-VERSION = 6
 _MANY = 65_536
 _Few = Annotated[str, Meta(max_length=1024)]
 _Name = Annotated[str, Meta(max_length=_MANY)]
@@ -42,19 +43,23 @@ class Hello(_DaemonFrame, frozen=True):
 
 
 class ExecuteArguments(_DaemonFrame, frozen=True):
-    """The arguments of `execute` beside the program; `inputs` is a JSON object."""
+    """The arguments of `execute` without the program; `inputs` is a JSON object."""
 
     stdin: bytes | None = None
     inputs: bytes | None = None
     files: Annotated[tuple[InputFile, ...], Meta(max_length=_MANY)] = ()
     env: Annotated[dict[str, str], Meta(max_length=_MANY)] = {}
     timeout: float | None = None
+    cpu_seconds: float | None = None
     trace_id: _Name | None = None
     collect: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
     plain: bool = False
     arguments: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
     filename: str | None = None
     packages: _Packages = ()
+    flags: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
+    sources: Annotated[tuple[InputFile, ...], Meta(max_length=_MANY)] = ()
+    compile_timeout: float | None = None
 
 
 class Execute(_DaemonFrame, frozen=True):
@@ -66,6 +71,22 @@ class Execute(_DaemonFrame, frozen=True):
     given: ExecuteArguments
     session: _Few = ""  # the key from Opened
     stream: bool = False  # send output while the program runs
+
+
+class CompileProgram(_DaemonFrame, frozen=True):
+    """Compile a program; `source` is None if it is among the files."""
+
+    source: bytes | None
+    language: _Few
+    files: Annotated[tuple[InputFile, ...], Meta(max_length=_MANY)] = ()
+    flags: Annotated[tuple[str, ...], Meta(max_length=_MANY)] = ()
+    compile_timeout: float | None = None
+
+
+class JudgeProgram(_DaemonFrame, frozen=True):
+    """Judge a program by its cases; `given` has the arguments of `judge` (judge_frames.py)."""
+
+    given: bytes
 
 
 class Cancel(_DaemonFrame, frozen=True):
@@ -181,16 +202,25 @@ class CloseSession(_DaemonFrame, frozen=True):
     session: _Few
 
 
+class RunOnProject(_DaemonFrame, frozen=True):
+    """Run `cellwright exec` with these arguments, directory and environment in the open cell of the
+    project; `terminal` is the size of one.  Only for the daemon's own user, whose files it shows."""
+
+    arguments: Annotated[tuple[bytes, ...], Meta(max_length=_MANY)]
+    cwd: bytes
+    environment: Annotated[tuple[bytes, ...], Meta(max_length=_MANY)]  # NAME=VALUE
+    terminal: tuple[int, int] | None = None
+
+
 class GetStatus(_DaemonFrame, frozen=True):
-    """Ask what the daemon does; another user than the daemon's is told of its own tenant
-    only."""
+    """Ask for the daemon's state; users other than the daemon's get only their own tenant's."""
 
 
 ClientRequest = (
     Execute | Cancel | Describe | Validate | AwaitSettled | OpenSession | CheckSession
     | ListSessionFiles | Download | TakeSnapshot | ForkSession | BranchSession
     | PauseSession | ResumeSession | DiscardPaused | ExtendSession | ExposePort | ClosePort
-    | OpenTerminal | CloseSession | GetStatus
+    | OpenTerminal | CloseSession | GetStatus | CompileProgram | JudgeProgram | RunOnProject
 )  # fmt: skip
 
 
@@ -215,6 +245,18 @@ class Executed(_DaemonFrame, frozen=True):
 
     result: SandboxResult
     value: bytes
+
+
+class Compiled(_DaemonFrame, frozen=True):
+    """How a compiler ended; `main` is the name that its language gives to the main source."""
+
+    language: str
+    main: str
+    result: CompileResult
+
+
+class Judged(_DaemonFrame, frozen=True):
+    judgement: Judgement
 
 
 class Description(_DaemonFrame, frozen=True):
@@ -273,15 +315,28 @@ class PortExposed(_DaemonFrame, frozen=True):
 
 
 class TerminalOpened(_DaemonFrame, frozen=True):
-    """A terminal, whose master comes beside this frame, and its program, as the cell tells of it."""
+    """A terminal, whose master comes with this frame, and its program, as the cell reports it."""
 
     id: int
     pid: int
     exit_code: int | None
 
 
+class CommandStarted(_DaemonFrame, frozen=True):
+    """A command runs in an open cell; a connection to the cell comes with this frame, and the streams
+    (harness/sandbox/projects/open_cell.py)."""
+
+
+class NoOpenCell(_DaemonFrame, frozen=True):
+    """No open cell was used. `why`: how those of the project differ, if there are any.  `closed`: how
+    many were closed."""
+
+    why: str = ""
+    closed: int = 0
+
+
 class ServedPolicyStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the cells of one policy do now, those of all tenants together."""
+    """The current state of one policy's cells, of all tenants together."""
 
     name: str
     ready: int
@@ -295,7 +350,7 @@ class ServedPolicyStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class TenantStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a tenant does now; a limit is None where it has no such quota."""
+    """The current state of a tenant; a limit is None if it has no such quota."""
 
     name: str
     connections: int
@@ -309,14 +364,14 @@ class TenantStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DaemonStatus(_DaemonFrame, frozen=True):
-    """What the daemon does.  `refused`: requests that a limit refused, by tenant and limit."""
+    """The daemon's state. `refused`: requests that a limit refused, by tenant and limit."""
 
     version: str
     pid: int
     uptime_seconds: float
     configuration: str  # the path of its file, if it has one
     reloads: int
-    reload_error: str  # why the last reload had no effect
+    reload_error: str  # why the last reload failed; empty if it did not
     retired: int  # policies of earlier configurations that sessions still use
     policies: tuple[ServedPolicyStatus, ...]
     tenants: tuple[TenantStatus, ...]
@@ -328,19 +383,17 @@ class Done(_DaemonFrame, frozen=True):
 
 
 class Failure(_DaemonFrame, frozen=True):
-    """The exception that the request raised: a class of policies/errors.py, by name."""
+    """The exception that the request raised: a class of policies/errors.py by name, and its fields."""
 
     kind: str
     message: str
     hint: str = ""
-    gaps: tuple[tuple[str, str], ...] = ()
-    cell_began: bool = False
-    limit: str = ""  # of a SessionExpired, or a QuotaExceeded
-    differs: tuple[str, ...] = ()  # of a PauseDiffers
+    fields: tuple[tuple[str, Any], ...] = ()
 
 
 Reply = (
     Welcome | OutputChunk | Executed | Description | Validated | Opened | OpenedBranches | Paused
     | LostReason | Files | Content
-    | PortExposed | TerminalOpened | DaemonStatus | Done | Failure
+    | PortExposed | TerminalOpened | DaemonStatus | Done | Failure | Compiled | Judged
+    | CommandStarted | NoOpenCell
 )  # fmt: skip

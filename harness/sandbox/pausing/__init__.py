@@ -1,1 +1,0 @@
-"""Paused sessions: kept on disk without a cell, and resumed in a fresh one."""

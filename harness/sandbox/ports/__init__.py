@@ -1,1 +1,0 @@
-"""Ports of cells that the host can reach."""
