@@ -1,21 +1,28 @@
-"""The HTTP server: uvicorn with limits to the number of connections and to their idle time.
+"""The HTTP server: uvicorn with limits to the number of connections and to their idle time, and the
+signals that end it.
 
 uvicorn has no deadline for the header of a request, and an idle connection costs its client nothing.
-So a connection is closed `_WAIT_SECONDS` after its start, or after its last answer, unless a request on
-it was admitted.  At the limit of connections, a new one replaces one that waits.
+So a connection is closed `_WAIT_SECONDS` after its start, or after its last answer, unless a request
+on it was admitted.  At the limit of connections, a new one replaces one that waits.
 """
 
 import asyncio
 import contextlib
+import logging
+import signal
 import socket
+import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, cast
 
 import anyio
 import uvicorn
+from anyio.abc import TaskStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
+
+from .client_quota import HttpSettings, allow_descriptors
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -25,7 +32,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_CONNECTIONS = 1000
 _WAIT_SECONDS = 10.0
-_FURTHER_BYTES = 64 * 1024  # of requests that come while one is at work
+_FURTHER_BYTES = 64 * 1024  # bytes of requests that arrive while one runs
 _ADMIT, _DROP = "cellwright.admit", "cellwright.drop"  # in the state of a request's scope
 
 
@@ -37,7 +44,7 @@ def admit(scope: Scope) -> None:
 
 
 def drop(scope: Scope) -> None:
-    """Close a request's connection at once, without sending what is buffered."""
+    """Close a request's connection at once, dropping buffered data."""
     noted = scope.get("state", {}).get(_DROP)
     if noted:
         noted()
@@ -93,9 +100,9 @@ class HttpConnection(H11Protocol):
             self._start_timer()
 
     def drop(self) -> None:
-        """Close it at once, without sending what is buffered."""
+        """Close it at once, dropping buffered data."""
         self._stop_timer()
-        self.connections.discard(self)  # otherwise it counts until `connection_lost`
+        self.connections.discard(self)  # otherwise the connection counts until `connection_lost`
         self.transport.abort()
 
     def _start_timer(self) -> None:
@@ -134,6 +141,8 @@ async def serve_http(
         lifespan="on", server_header=False, proxy_headers=False,
         http=connection,  # h11 even if httptools is installed: h11 bounds headers
     )  # fmt: skip
+    # Quiet, because each invalid request of a client without a token would write a line to the log.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = _Server(config)
 
     async def end() -> None:
@@ -146,8 +155,23 @@ async def serve_http(
         beside.cancel_scope.cancel()
 
 
+async def serve_at(
+    place: HttpSettings, make_app: Callable[[], App], announce: Callable[[str], Iterable[str]],
+    ending: anyio.Event,
+) -> None:  # fmt: skip
+    """Serve at an address until `ending` is set; `announce` returns the lines for stderr that tell of
+    its URL.  The application is made within the event loop."""
+    allow_descriptors()
+    with listening(place.host, place.port) as listener:
+        app = make_app()
+        for line in announce(url_of(listener)):
+            print(line, file=sys.stderr, flush=True)
+        with anyio.CancelScope(shield=True):
+            await serve_http(app, listener, ending)
+
+
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: signals.py has them."""
+    """uvicorn's server without its signal handlers: `until_signalled` has them."""
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
@@ -167,3 +191,27 @@ def listening(host: str, port: int) -> socket.socket:
     # create_server does not: an answer of two writes then waits 40 ms for a delayed ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+async def until_signalled(serve: Callable[[anyio.Event], Awaitable[None]]) -> None:
+    """Serve to the end; a signal sets the event that `serve` gets, and cancels unshielded work.
+
+    Signals are handled before `serve` begins, because one may come as soon as the server has printed
+    its address.
+    """
+    ending = anyio.Event()
+
+    async def listen(scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(*_SIGNALS) as signals:
+            task_status.started()
+            async for _ in signals:
+                ending.set()
+                scope.cancel()
+
+    async with anyio.create_task_group() as beside:
+        await beside.start(listen, beside.cancel_scope)
+        await serve(ending)
+        beside.cancel_scope.cancel()

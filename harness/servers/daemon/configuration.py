@@ -1,10 +1,11 @@
-"""The daemon's configuration file: TOML, of which every field is checked before anything is done.
+"""The daemon's configuration file: TOML. Every field is checked before any takes effect.
 
 The file must be a regular file that only the daemon's user or root may write, because it names what
 clients may do.
 """
 
 import grp
+import os
 import pwd
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,21 +14,22 @@ import msgspec
 from msgspec import Meta
 
 from ....policies.errors import PolicyError
-from ....policies.loading import load_policy, profile_names
 from ....policies.policy import Policy, named_layers
-from ....policies.quantities import with_units
-from ....policies.toml_file import (
+from ....policies.profiles.loading import (
     invalid_field,
+    load_policy,
     parsed_toml,
     place_of,
+    profile_names,
     read_regular_file,
+    with_units,
 )
 from ....runner.settings import PauseSettings, PoolSettings, SessionSettings
-from .limits import ServeLimits
-from .quotas import QuotaSettings
+from .quotas import QuotaSettings, ServeLimits
 
-OWNER, OTHERS = "owner", "other"  # tenants that the file does not name
+OWNER, OTHERS = "owner", "other"  # names of tenants that the file does not list
 _MOST_TENANTS = 64
+_SMALL_HOST = 1 << 30  # bytes of memory; the kernel keeps some of what a host has
 _DOCUMENT = "harness/servers/daemon/README.md lists every field"
 _Name = Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
 _Positive = Annotated[float, Meta(gt=0, le=31_536_000)]
@@ -36,6 +38,12 @@ _Whole = Annotated[int, Meta(ge=1, le=1 << 40)]
 _Strings = tuple[Annotated[str, Meta(min_length=1, max_length=4096)], ...]
 _DEFAULT_SESSIONS = SessionSettings()
 _DEFAULT_PAUSES = PauseSettings()
+
+
+def default_pool() -> int:
+    """Return how many ready cells of each policy a daemon keeps: none on a host with little memory."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return PoolSettings().size if memory >= _SMALL_HOST else 0
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -66,8 +74,8 @@ class PauseTable(_Table, frozen=True, kw_only=True):
 
     directory: str | None = None
     keep_seconds: _Positive = _DEFAULT_PAUSES.keep_seconds
-    most_bytes: _Whole = 256 * 1024 * 1024  # of one session
-    quota_bytes: _Whole = 1024 * 1024 * 1024  # of a tenant, unless its quota says paused_bytes
+    most_bytes: _Whole = 256 * 1024 * 1024  # bytes of one session
+    quota_bytes: _Whole = 1024 * 1024 * 1024  # bytes of a tenant, unless its quota has paused_bytes
     pausable: bool = False  # sessions can be resumed after a restart of the daemon
 
     def of_tenant(self, tenant: str, paused_bytes: int | None) -> PauseSettings | None:
@@ -81,7 +89,7 @@ class PauseTable(_Table, frozen=True, kw_only=True):
 
 
 class QuotaTable(_Table, frozen=True, kw_only=True):
-    """`[quota]`: what a tenant may use at once or a minute; without a field there is no such quota."""
+    """`[quota]`: limits of a tenant, concurrent or per minute; a missing field means no limit."""
 
     calls: _Count | None = None
     queue: Annotated[int, Meta(ge=0, le=100_000)] = 64
@@ -118,22 +126,25 @@ LimitsTable = msgspec.defstruct(
 
 
 class DaemonConfiguration(_Table, frozen=True, kw_only=True):
-    """What `cellwright serve` does; the options of the command are another way to say a part of it."""
+    """The configuration of `cellwright serve`; the options of the command set parts of it."""
 
     policies: Annotated[_Strings, Meta(min_length=1, max_length=64)] = ("strict",)
     optional: _Strings = ()
     socket: str | None = None
     socket_group: str | int | None = None
-    pool: Annotated[int, Meta(ge=0, le=10_000)] = PoolSettings().size
+    pool: Annotated[int, Meta(ge=0, le=10_000)] = default_pool()
+    workers: Annotated[int, Meta(ge=1, le=256)] | Literal["auto"] = 1
     python: str | None = None
     backend: Literal["cells", "oci"] = "cells"
     runtime: Annotated[str, Meta(min_length=1)] | None = None  # with backend = "oci", as rootfs
     rootfs: str | None = None
+    images: dict[str, Annotated[str, Meta(min_length=1)]] = {}  # by the name of a policy
     find_links: str | None = None
     no_index: bool = False
     index_url: str | None = None
     audit: str | None = None
     metrics: str | None = None
+    health: str | None = None
     request_log: str | None = None
     opentelemetry: bool = False
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
@@ -150,7 +161,7 @@ class DaemonConfiguration(_Table, frozen=True, kw_only=True):
 
 _TABLES = (SessionTable, PauseTable, QuotaTable, TenantTable, LimitsTable)
 NEED_RESTART = (
-    "socket", "socket_group", "audit", "metrics", "request_log", "opentelemetry", "limits",
+    "socket", "socket_group", "audit", "metrics", "health", "request_log", "opentelemetry", "limits",
 )  # fmt: skip
 
 
@@ -191,6 +202,9 @@ def policies_of(configuration: DaemonConfiguration) -> dict[str, Policy]:
                 "change `name` in the TOML files",
             )
         found[policy.name] = policy
+    for name in configuration.images:
+        if name not in found:
+            raise PolicyError(f"images: {name!r} is not of {', '.join(found)}")
     for tenant in configuration.tenants:
         if unknown := [each for each in tenant.policies if each not in found]:
             known = ", ".join(found)
@@ -201,7 +215,7 @@ def policies_of(configuration: DaemonConfiguration) -> dict[str, Policy]:
 
 
 class TenantRules(msgspec.Struct, frozen=True):
-    """Who may connect, as numbers of users and groups."""
+    """The ids of users and groups that may connect."""
 
     socket_group: int | None
     by_user: dict[int, str]
@@ -245,6 +259,8 @@ def _check_backend(configuration: DaemonConfiguration) -> None:
     for name in ("runtime", "rootfs"):
         if configuration.backend != "oci" and getattr(configuration, name) is not None:
             raise PolicyError(f'{name}: needs backend = "oci"')
+    if configuration.backend == "oci" and configuration.images:
+        raise PolicyError('images: cannot be combined with backend = "oci"')
 
 
 def _add(known: dict[int, str], number: int, tenant: str, field: str, given: str | int) -> None:
@@ -279,10 +295,14 @@ def _with_absolute_paths(read: DaemonConfiguration, beside: Path) -> DaemonConfi
         "audit": place(read.audit),
         "find_links": place(read.find_links),
         "rootfs": place(read.rootfs),
+        "images": {
+            policy: place(image) if image[0] in "./" else image
+            for policy, image in read.images.items()
+        },
         "pauses": msgspec.structs.replace(read.pauses, directory=place(read.pauses.directory)),
         "request_log": read.request_log if read.request_log == "-" else place(read.request_log),
     }
-    for name in ("metrics", "runtime"):
+    for name in ("metrics", "health", "runtime"):
         if "/" in (getattr(read, name) or ""):
             changed[name] = place(getattr(read, name))
     return msgspec.structs.replace(read, **changed)

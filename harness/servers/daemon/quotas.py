@@ -1,6 +1,10 @@
-"""`TenantQuota`: what one tenant of the daemon may use at once, or in a minute."""
+"""`TenantQuota`: the concurrent and per-minute limits of one tenant of the daemon; `Peer`: the
+process at the other end of a connection, as the kernel tells; and the limits of these clients.
+"""
 
 import contextlib
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,6 +12,7 @@ from typing import NamedTuple
 
 from ....policies.errors import BusyError, QuotaExceeded
 from ....runner.concurrency import ConcurrencyLimit
+from ..client_quota import ClientQuota, QuotaLevel
 
 UNLIMITED = 1_000_000
 _MINUTE = 60.0
@@ -16,12 +21,12 @@ _MINUTE = 60.0
 class QuotaSettings(NamedTuple):
     """None: no such quota."""
 
-    calls: int | None = None  # that run at once
+    calls: int | None = None  # concurrent calls
     queue: int = 64  # further calls that wait for their turn
-    queue_seconds: float = 30.0  # at most
+    queue_seconds: float = 30.0  # longest wait in the queue
     sessions: int | None = None
     cpu_seconds_per_minute: float | None = None
-    paused_bytes: int | None = None  # of the states of paused sessions
+    paused_bytes: int | None = None  # bytes of the states of paused sessions
 
 
 class TenantQuota:
@@ -36,7 +41,7 @@ class TenantQuota:
         self._calls = ConcurrencyLimit(
             settings.calls or UNLIMITED, settings.queue_seconds, settings.queue
         )
-        self._opening = 0  # sessions that are being opened
+        self._sessions = 0
         self._settings = settings
         self._cpu_left = settings.cpu_seconds_per_minute or 0.0
         self._filled_at = clock()
@@ -79,20 +84,19 @@ class TenantQuota:
                 self._refill()
                 self._cpu_left -= cpu_seconds
 
-    @contextlib.contextmanager
-    def room_for_session(self, count: Callable[[], int], n: int = 1) -> Iterator[None]:
-        """Keep room for `n` more sessions during the block; `count` returns how many are open.  Raises
+    def take(self, owner: object, amount: int = 1) -> None:
+        """Count `amount` more sessions of the tenant, whichever client opened them; raises
         QuotaExceeded."""
         with self._lock:
             most = self._settings.sessions
-            if most is not None and count() + self._opening + n > most:
+            if most is not None and self._sessions + amount > most:
                 raise self._exceeded("sessions", f"at most {most} sessions at once")
-            self._opening += n
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._opening -= n
+            self._sessions += amount
+
+    def give_back(self, owner: object, amount: int = 1) -> None:
+        """Count `amount` less sessions."""
+        with self._lock:
+            self._sessions -= amount
 
     def load(self) -> tuple[int, int]:
         """Return how many calls run, and how many wait."""
@@ -129,3 +133,93 @@ class TenantQuota:
 
     def _exceeded(self, limit: str, words: str, hint: str = "try again later") -> QuotaExceeded:
         return QuotaExceeded(f"quota of tenant {self._tenant}: {words}", hint, limit=limit)
+
+
+SO_PEERGROUPS = 59  # from asm-generic/socket.h, because the module socket lacks it
+_UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
+_GID = struct.Struct("I")
+_MOST_BYTES = 1024  # largest answer that Python's getsockopt returns: 256 groups
+
+
+class Peer(NamedTuple):
+    """A client: its process, its user, its groups, and the tenant whose quotas it uses."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+    tenant: str = ""
+
+
+def peer_at(sock: socket.socket) -> Peer:
+    """Return the process that connected, as it was then.
+
+    A process with more than 256 groups counts with its primary group only.
+    """
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, gid = _UCRED.unpack(credentials)
+    groups = {gid}
+    with contextlib.suppress(OSError):  # ERANGE: more groups
+        listed = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, _MOST_BYTES)
+        groups.update(number for (number,) in _GID.iter_unpack(listed))
+    return Peer(pid, uid, frozenset(groups))
+
+
+MIB = 1024 * 1024
+HELLO_BYTES = 4096
+
+
+class ServeLimits(NamedTuple):
+    """A client is a process, by the pid that the kernel tells (SO_PEERCRED in unix(7))."""
+
+    connections: int = 256
+    connections_per_client: int = 96
+    running: int = 128  # running requests, including those that wait for a cell
+    running_per_client: int = 64
+    # The next three apply where several tenants may connect.
+    connections_per_tenant: int = 192
+    running_per_tenant: int = 96
+    held_bytes_per_tenant: int = 768 * MIB
+    request_bytes: int = 65 * MIB  # the longest frame
+    held_bytes: int = 1024 * MIB  # bytes of unfinished and running requests
+    held_bytes_per_client: int = 512 * MIB
+    terminals: int = 64
+    terminals_per_client: int = 16
+    ports_per_session: int = 16  # ports exposed at once
+    hello_seconds: float = 5.0  # until the first frame is complete
+    frame_seconds: float = 30.0  # from the first packet of a frame to its last
+    idle_seconds: float = 600.0  # between two requests
+    reader_seconds: float = 30.0  # until a client has read a frame from the daemon
+
+
+class ClientQuotas:
+    """The daemon's counters for each client: connections, running requests, terminals, and bytes of
+    requests."""
+
+    def __init__(self, limits: ServeLimits, *, has_tenants: bool = False) -> None:
+        """`has_tenants`: count for each tenant, too."""
+
+        def quota(what: str, per_client: int, total: int, per_tenant: int | None) -> ClientQuota:
+            above = [] if per_tenant is None else [QuotaLevel(per_tenant, "tenant", _tenant_of)]
+            own = QuotaLevel(per_client, of=_pid_of)
+            return ClientQuota(what, own, total, above=above if has_tenants else ())
+
+        self.connections = quota(
+            "connections", limits.connections_per_client, limits.connections,
+            limits.connections_per_tenant,
+        )  # fmt: skip
+        self.requests = quota(
+            "requests at work", limits.running_per_client, limits.running, limits.running_per_tenant
+        )
+        self.terminals = quota("terminals", limits.terminals_per_client, limits.terminals, None)
+        self.bytes = quota(
+            "bytes of requests", limits.held_bytes_per_client, limits.held_bytes,
+            limits.held_bytes_per_tenant,
+        )  # fmt: skip
+
+
+def _pid_of(peer: Peer) -> int:
+    return peer.pid
+
+
+def _tenant_of(peer: Peer) -> str:
+    return peer.tenant

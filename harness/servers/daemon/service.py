@@ -3,63 +3,38 @@
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from ....policies.errors import BusyError, ClosedError, PolicyError
 from ....policies.policy import Policy
-from ....runner.request import new_execution_id
-from ....runner.result import SandboxResult, SandboxStatus
-from ....runner.session import gone
-from ....runner.supervisors import SupervisorsState
+from ....runner.messages import new_execution_id
+from ....runner.requests.result import SandboxResult, SandboxStatus
+from ....runner.sessions.events import gone
+from ....runner.supervisor import SupervisorsState
+from ...sandbox.calls.call_request import cpu_seconds_of
+from ...sandbox.network.exposed_ports import ExposedPort
 from ...sandbox.parameters import TerminalArguments
-from ...sandbox.remote.arguments import given_of, packed_result, text_of, weight_of
-from ...sandbox.remote.frames import (
-    AwaitSettled,
-    BranchSession,
-    CheckSession,
-    ClosePort,
-    CloseSession,
-    Content,
-    Describe,
-    Description,
-    DiscardPaused,
-    Done,
-    Download,
-    Execute,
-    Executed,
-    ExposePort,
-    ExtendSession,
-    Files,
-    ForkSession,
-    ListSessionFiles,
-    LostReason,
-    Opened,
-    OpenedBranches,
-    OpenSession,
-    OpenTerminal,
-    Paused,
-    PauseSession,
-    PortExposed,
-    ResumeSession,
-    TakeSnapshot,
-    TerminalOpened,
-    Validate,
-    Validated,
+from ...sandbox.remote import frames
+from ...sandbox.remote.call_frames import (
+    given_of,
+    packed_result,
+    text_of,
+    weight_of,
 )
 from ...sandbox.sandbox import Sandbox
-from ...sandbox.session import Session
-from .limits import ServeLimits
-from .ports import DaemonsPorts
-from .quotas import TenantQuota
+from ...sandbox.sessions.session import Session
+from ..client_quota import ClientQuota, OwnedTable, QuotaLevel
+from ..served_requests import refuse_packages
+from .quotas import ServeLimits, TenantQuota
 
 _REMEMBERED = 1000  # lost sessions whose reason is kept
-_UNKNOWN = LostReason("unknown to the daemon")
-_COPIES = 3  # of content while it is sent: itself, its frame, and the packets
+_UNKNOWN = frames.LostReason("unknown to the daemon")
+_COPIES = 3  # copies of content while it is sent: itself, its frame, the packets
 
 
 class Requester(Protocol):
@@ -75,7 +50,9 @@ class Requester(Protocol):
 
     def terminal_quota(self) -> AbstractContextManager[None]: ...
 
-    def lend(self, frame: msgspec.Struct, terminal: int) -> None: ...
+    def hand_over(self, frame: msgspec.Struct, descriptors: tuple[int, ...]) -> None: ...
+
+    def await_end(self, watched: int) -> None: ...
 
     def is_gone(self) -> bool: ...
 
@@ -85,15 +62,13 @@ class Service:
 
     def __init__(
         self, policy: Policy, make: Callable[[], Sandbox], policies: tuple[str, ...],
-        limits: ServeLimits, lifetime_seconds: float, quota: TenantQuota,
-        count_sessions: Callable[[], int], opened: "OpenedSessions | None" = None,
+        limits: ServeLimits, lifetime_seconds: float, opened: "OpenedSessions",
         *, may_pause: bool = False,
     ) -> None:  # fmt: skip
         """`make` makes the sandbox when it is first needed.
 
-        `lifetime_seconds`: the most by which a client can extend the life of a session.
-        `count_sessions`: of the tenant.  `opened`: the sessions of the service whose place this one
-        takes, which clients go on using.
+        `lifetime_seconds`: the most by which a client can extend the life of a session.  `opened`: the
+        sessions of the tenant, which clients go on using when another service takes this one's place.
         """
         if policy.privacy.enabled:
             raise PolicyError(
@@ -102,42 +77,50 @@ class Service:
             )
         self.name = policy.name
         self.policies = policies
-        self.opened = opened or OpenedSessions()
+        self._opened = opened
         self._make = make
         self._making = threading.Lock()
         self._made: Sandbox | None = None
         self._closed = False
-        self._held = 0  # requests that use it
+        self._held = 0  # requests that use the policy
         self._lock = threading.Lock()
-        self._quota = quota
-        self._count_sessions = count_sessions
+        self._quota = opened.quota
         self._lifetime_seconds = lifetime_seconds
         self._may_pause = may_pause
-        self._ports = DaemonsPorts(limits.ports_per_session)
+        of_session = QuotaLevel(limits.ports_per_session, "session")
+        self._ports: OwnedTable[str, _ExposedBySession] = OwnedTable(
+            ClientQuota("exposed ports", of_session, float("inf")), lambda each: each.session.lost
+        )
         self._answers: dict[type, Callable[[Any, Requester], msgspec.Struct]] = {
-            Execute: self._execute,
-            Describe: self._describe,
-            Validate: self._validate,
-            AwaitSettled: self._settle,
-            OpenSession: self._open,
-            CheckSession: lambda frame, requester: self.opened.why_lost(frame.session),
-            ListSessionFiles: lambda frame, requester: Files(self._session(frame).files()),
-            Download: self._download,
-            TakeSnapshot: self._snapshot,
-            ForkSession: self._fork,
-            BranchSession: self._branch,
-            PauseSession: self._pause,
-            ResumeSession: self._resume,
-            DiscardPaused: self._discard,
-            ExtendSession: self._extend,
-            ExposePort: self._expose,
-            ClosePort: self._close_port,
-            OpenTerminal: self._terminal,
-            CloseSession: self._close,
+            frames.Execute: self._execute,
+            frames.CompileProgram: self._compile,
+            frames.JudgeProgram: self._judge,
+            frames.Describe: self._describe,
+            frames.Validate: self._validate,
+            frames.AwaitSettled: self._settle,
+            frames.OpenSession: self._open,
+            frames.CheckSession: lambda frame, requester: self._opened.why_lost(
+                frame.session, self.name
+            ),
+            frames.ListSessionFiles: lambda frame, requester: frames.Files(
+                self._session(frame).files()
+            ),
+            frames.Download: self._download,
+            frames.TakeSnapshot: self._snapshot,
+            frames.ForkSession: self._fork,
+            frames.BranchSession: self._branch,
+            frames.PauseSession: self._pause,
+            frames.ResumeSession: self._resume,
+            frames.DiscardPaused: self._discard,
+            frames.ExtendSession: self._extend,
+            frames.ExposePort: self._expose,
+            frames.ClosePort: self._close_port,
+            frames.OpenTerminal: self._terminal,
+            frames.CloseSession: self._close,
         }
 
     def answer(self, request: Any, requester: Requester) -> msgspec.Struct:
-        """Return the reply; raises what the same call of a Sandbox or Session raises."""
+        """Return the reply; raises the exceptions of the same call of a Sandbox or Session."""
         return self._answers[type(request)](request, requester)
 
     def hold(self) -> None:
@@ -153,8 +136,12 @@ class Service:
         """Make the sandbox now; raises what making it raises."""
         _ = self._sandbox
 
+    def probe(self) -> None:
+        """Run an empty program in a cell; raises CellwrightError."""
+        self._sandbox._probe()
+
     def state(self) -> SupervisorsState | None:
-        """Return what its cells do and use now; None before the sandbox is made, and after the end."""
+        """Return the current state of its cells; None before the sandbox is made, and after the end."""
         return self._made._state() if self._made and not self._closed else None
 
     def sessions(self) -> int:
@@ -182,107 +169,113 @@ class Service:
                 self._made = self._make()
             return self._made
 
-    def _execute(self, frame: Execute, requester: Requester) -> Executed:
+    def _execute(self, frame: frames.Execute, requester: Requester) -> frames.Executed:
         requester.weigh(weight_of(frame))
-        self._check_packages(frame.given.packages)
+        refuse_packages(self._sandbox.policy, frame.given.packages, "daemon")
         executing = self._session(frame) if frame.session else self._sandbox
         on_output = requester.on_output if frame.stream else None
-        given, cancel = given_of(frame), requester.fileno()
-        with self._quota.turn(cancel) as is_turn:
+        given = replace(given_of(frame), on_output=on_output, cancel=requester.fileno())
+        with self._quota.turn(given.cancel) as is_turn:
             if not is_turn:
                 return packed_result(_cancelled(given.trace_id))
-            result = executing._execute(given, on_output, cancel)
-            self._quota.spend(result.usage.cpu_user_seconds + result.usage.cpu_system_seconds)
+            result = executing._execute(given)
+            self._quota.spend(cpu_seconds_of(result.compile, result.usage))
         return packed_result(result)
 
-    def _check_packages(self, packages: Sequence[str]) -> None:
-        """Refuse packages under a policy that names none: a client chooses only among those that the
-        owner of the daemon allows."""
-        policy = self._sandbox.policy
-        if packages and not policy.packages.allow:
-            raise PolicyError(
-                f"packages: the daemon's policy {policy.name!r} allows clients none",
-                "its owner lists them in packages.allow of the policy",
-            )
+    def _compile(self, frame: frames.CompileProgram, requester: Requester) -> frames.Compiled:
+        from ...sandbox.remote.judge_frames import compile_of  # seldom needed
 
-    def _describe(self, frame: Describe, requester: Requester) -> Description:
-        return Description(self.policies, self._sandbox.policy, self._sandbox.plan)
+        given = replace(compile_of(frame), cancel=requester.fileno())
+        with self._turn(requester):
+            build = self._sandbox._compile(given)
+            self._quota.spend(cpu_seconds_of(build.compile))
+        entry = self._sandbox._language_table().called(build.language)
+        return frames.Compiled(build.language, entry.source if entry else "", build.compile)
 
-    def _validate(self, frame: Validate, requester: Requester) -> Validated:
+    def _judge(self, frame: frames.JudgeProgram, requester: Requester) -> frames.Judged:
+        from ...sandbox.remote.judge_frames import JUDGE_WEIGHT, judging_of  # seldom needed
+
+        requester.weigh(JUDGE_WEIGHT * len(frame.given))
+        given, cases = judging_of(frame, requester.fileno())
+        given.limits.check_within(self._sandbox.policy.limits, "the policy of this daemon")
+        with self._turn(requester):
+            try:
+                done = self._sandbox._judged(given, cases)
+            finally:
+                self._quota.spend(sum(given.spent))
+        return frames.Judged(done)
+
+    def _describe(self, frame: frames.Describe, requester: Requester) -> frames.Description:
+        return frames.Description(self.policies, self._sandbox.policy, self._sandbox.plan)
+
+    def _validate(self, frame: frames.Validate, requester: Requester) -> frames.Validated:
         requester.weigh(4 * len(frame.code))
-        return Validated(*self._sandbox.validate_source(text_of(frame.code)))
+        return frames.Validated(*self._sandbox.validate_source(text_of(frame.code)))
 
-    def _settle(self, frame: AwaitSettled, requester: Requester) -> Done:
+    def _settle(self, frame: frames.AwaitSettled, requester: Requester) -> frames.Done:
         self._sandbox.settle()
-        return Done()
+        return frames.Done()
 
     def _session(self, frame: Any) -> Session:
-        return self.opened.named(frame.session)
+        return self._opened.named(frame.session, self.name)
 
-    def _open(self, frame: OpenSession, requester: Requester) -> Opened:
-        self._check_packages(frame.packages)
-        with self._room_for_session(frame.id):
+    def _open(self, frame: frames.OpenSession, requester: Requester) -> frames.Opened:
+        refuse_packages(self._sandbox.policy, frame.packages, "daemon")
+        is_known = frame.id is not None and self._opened.has(frame.id, self)
+        with self._opened.room(0 if is_known else 1) as put:
             session = self._sandbox.session(frame.id, frame.language, packages=frame.packages)
-        return self._told(session)
+            return self._opened_frame(session, put)
 
-    def _told(self, session: Session) -> Opened:
-        key = self.opened.key_of(session, self)
-        return Opened(
+    def _opened_frame(self, session: Session, put: "PutOpened") -> frames.Opened:
+        key = self._opened.key_of(session, self, put)
+        return frames.Opened(
             key, session.id, session.diverged, session.language, session.forked_by,
             session.not_copied,
         )  # fmt: skip
 
-    def _room_for_session(self, id: str | None) -> AbstractContextManager[None]:
-        if id is not None and self.opened.has(id, self):
-            return nullcontext()
-        return self._quota.room_for_session(self._count_sessions)
-
-    def _download(self, frame: Download, requester: Requester) -> Content:
+    def _download(self, frame: frames.Download, requester: Requester) -> frames.Content:
         session = self._session(frame)
         sizes = {file.path: file.size_bytes for file in session.files()}
         requester.weigh(_COPIES * sizes.get(frame.path, 0))
-        return Content(session.download(frame.path))
+        return frames.Content(session.download(frame.path))
 
-    def _snapshot(self, frame: TakeSnapshot, requester: Requester) -> Content:
+    def _snapshot(self, frame: frames.TakeSnapshot, requester: Requester) -> frames.Content:
         session = self._session(frame)
         requester.weigh(_COPIES * sum(file.size_bytes for file in session.files()))
-        return Content(session.snapshot())
+        return frames.Content(session.snapshot())
 
-    def _fork(self, frame: ForkSession, requester: Requester) -> Opened:
-        with self._quota.room_for_session(self._count_sessions):
+    def _fork(self, frame: frames.ForkSession, requester: Requester) -> frames.Opened:
+        with self._opened.room() as put:
             branch = self._session(frame).fork()
-        if requester.is_gone():  # no client has its key then
-            branch.close()
-        return self._told(branch)
+            if requester.is_gone():  # without a client nobody has its key
+                branch.close()
+            return self._opened_frame(branch, put)
 
-    def _branch(self, frame: BranchSession, requester: Requester) -> OpenedBranches:
-        with (
-            self._turn(requester),
-            self._quota.room_for_session(self._count_sessions, frame.n),
-        ):
+    def _branch(self, frame: frames.BranchSession, requester: Requester) -> frames.OpenedBranches:
+        with self._turn(requester), self._opened.room(frame.n) as put:
             made = self._session(frame).branch(frame.n, frame.reseed, replay=frame.replay)
-        if requester.is_gone():  # no client has their keys then
-            for each in made:
-                each.close()
-        return OpenedBranches(tuple(map(self._told, made)))
+            if requester.is_gone():  # without a client nobody has their keys
+                for each in made:
+                    each.close()
+            return frames.OpenedBranches(tuple(self._opened_frame(each, put) for each in made))
 
-    def _pause(self, frame: PauseSession, requester: Requester) -> Paused:
+    def _pause(self, frame: frames.PauseSession, requester: Requester) -> frames.Paused:
         self._check_may_pause()
         with self._turn(requester):
             token = self._session(frame).pause()
-        if requester.is_gone():  # no client has the token then
+        if requester.is_gone():  # without a client nobody has the token
             self._sandbox.discard(token)
-        return Paused(token)
+        return frames.Paused(token)
 
-    def _resume(self, frame: ResumeSession, requester: Requester) -> Opened:
+    def _resume(self, frame: frames.ResumeSession, requester: Requester) -> frames.Opened:
         self._check_may_pause()
-        with self._turn(requester), self._quota.room_for_session(self._count_sessions):
-            return self._told(self._sandbox.resume(frame.token))
+        with self._turn(requester), self._opened.room() as put:
+            return self._opened_frame(self._sandbox.resume(frame.token), put)
 
-    def _discard(self, frame: DiscardPaused, requester: Requester) -> Done:
+    def _discard(self, frame: frames.DiscardPaused, requester: Requester) -> frames.Done:
         self._check_may_pause()
         self._sandbox.discard(frame.token)
-        return Done()
+        return frames.Done()
 
     def _check_may_pause(self) -> None:
         if not self._may_pause:
@@ -293,13 +286,13 @@ class Service:
 
     @contextlib.contextmanager
     def _turn(self, requester: Requester) -> Iterator[None]:
-        """Hold the turn of a call: what a copy of a session costs counts as one."""
+        """Hold the turn of a call: copying a session, a compiler and a judge count as one."""
         with self._quota.turn(requester.fileno()) as is_turn:
             if not is_turn:
                 raise BusyError("the request was cancelled while it waited for its turn")
             yield
 
-    def _extend(self, frame: ExtendSession, requester: Requester) -> Done:
+    def _extend(self, frame: frames.ExtendSession, requester: Requester) -> frames.Done:
         if frame.seconds > self._lifetime_seconds:
             raise PolicyError(
                 f"seconds: a session of this daemon lives at most {self._lifetime_seconds:g} s more, "
@@ -307,101 +300,120 @@ class Service:
                 "its owner sets that by cellwright serve --session-lifetime",
             )
         self._session(frame).extend(frame.seconds)
-        return Done()
+        return frames.Done()
 
-    def _expose(self, frame: ExposePort, requester: Requester) -> PortExposed:
+    def _expose(self, frame: frames.ExposePort, requester: Requester) -> frames.PortExposed:
         session = self._session(frame)
-        with self._ports.room_for(session):
+        with self._ports.room(session) as put:
             exposed = session.expose(frame.port, path=frame.path, host_port=frame.host_port)
-            if requester.is_gone():  # no client has its key then
+            if requester.is_gone():  # without a client nobody has its key
                 exposed.close()
-            return PortExposed(self._ports.add(session, exposed), exposed.address)
+            key = os.urandom(16).hex()
+            put(key, _ExposedBySession(session, exposed))
+        return frames.PortExposed(key, exposed.address)
 
-    def _close_port(self, frame: ClosePort, requester: Requester) -> Done:
-        self._ports.close(frame.port)
-        return Done()
+    def _close_port(self, frame: frames.ClosePort, requester: Requester) -> frames.Done:
+        if found := self._ports.pop(frame.port):
+            found.port.close()
+        return frames.Done()
 
-    def _terminal(self, frame: OpenTerminal, requester: Requester) -> Done:
+    def _terminal(self, frame: frames.OpenTerminal, requester: Requester) -> frames.Done:
         arguments = asdict(frame)
         del arguments["session"]
         with (
             requester.terminal_quota(),
-            self._quota.turn(requester.fileno()) as is_turn,  # a call, as long as it is open
+            self._quota.turn(requester.fileno()) as is_turn,  # counts as a call while it is open
         ):
             if is_turn:
                 self._lend_terminal(frame, arguments, requester)
-        return Done()
+        return frames.Done()
 
     def _lend_terminal(
-        self, frame: OpenTerminal, arguments: dict[str, Any], requester: Requester
+        self, frame: frames.OpenTerminal, arguments: dict[str, Any], requester: Requester
     ) -> None:
         with self._session(frame)._terminal(TerminalArguments(**arguments)) as terminal:
             report = terminal.report
-            opened = TerminalOpened(report.id, report.pid, report.exit_code)
-            requester.lend(opened, terminal.fileno())
+            opened = frames.TerminalOpened(report.id, report.pid, report.exit_code)
+            requester.hand_over(opened, (terminal.fileno(),))
+            requester.await_end(terminal.fileno())
 
-    def _close(self, frame: CloseSession, requester: Requester) -> Done:
-        if not self.opened.why_lost(frame.session).lost:
+    def _close(self, frame: frames.CloseSession, requester: Requester) -> frames.Done:
+        if not self._opened.why_lost(frame.session, self.name).lost:
             self._session(frame).close()
-        return Done()
+        return frames.Done()
+
+
+class _ExposedBySession(NamedTuple):
+    """A port that a client exposed; the end of its session closes it."""
+
+    session: Session
+    port: ExposedPort
+
+
+class _OpenedSession(NamedTuple):
+    session: Session
+    service: Service
+
+
+PutOpened = Callable[[str, _OpenedSession], _OpenedSession]
 
 
 class OpenedSessions:
-    """Sessions by the unique key that clients use for them, with the service that opened each."""
+    """The sessions of one tenant by the unique key that its clients use, with the service that opened
+    each.  A client finds those of services of its policy."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._by_key: dict[str, Session] = {}
-        self._services: dict[str, Service] = {}  # by the same keys
-        self._lost: dict[str, LostReason] = {}
+    def __init__(self, quota: TenantQuota) -> None:
+        self.quota = quota
+        self._table: OwnedTable[str, _OpenedSession] = OwnedTable(
+            quota, lambda each: each.session.lost, self._note_lost
+        )
+        self._lost: dict[str, frames.LostReason] = {}
+
+    def room(self, n: int = 1) -> AbstractContextManager[PutOpened]:
+        """Keep room for `n` more sessions during the block; raises QuotaExceeded."""
+        return self._table.room(None, n)
 
     def has(self, id: str, service: Service) -> bool:
         """Tell whether a session of that id, opened by a service, lives."""
-        with self._lock:
-            return any(
-                each.id == id and not each.lost and self._services[key] is service
-                for key, each in self._by_key.items()
-            )
+        found = (each for _, each in self._table.items())
+        return any(each.session.id == id and each.service is service for each in found)
 
-    def key_of(self, session: Session, service: Service) -> str:
-        with self._lock:
-            self._forget_the_lost()
-            for key, known in self._by_key.items():
-                if known is session:
-                    return key
-            key = os.urandom(16).hex()
-            self._by_key[key] = session
-            self._services[key] = service
-            return key
+    def key_of(self, session: Session, service: Service, put: PutOpened) -> str:
+        """Return the key of a session, which is new if the session is."""
+        for key, known in self._table.items():
+            if known.session is session:
+                return key
+        key = os.urandom(16).hex()
+        put(key, _OpenedSession(session, service))
+        return key
 
-    def named(self, key: str) -> Session:
-        with self._lock:
-            if session := self._by_key.get(key):
-                return session
-            why = self._lost.get(key, _UNKNOWN)
+    def named(self, key: str, policy: str) -> Session:
+        found = self._table.get(key)
+        if found and found.service.name == policy:
+            return found.session
+        why = self._lost.get(key, _UNKNOWN)
         raise gone(why.lost, why.expired)
 
-    def why_lost(self, key: str) -> LostReason:
-        with self._lock:
-            session = self._by_key.get(key)
-            return _reason(session) if session else self._lost.get(key, _UNKNOWN)
+    def why_lost(self, key: str, policy: str) -> frames.LostReason:
+        found = self._table.get(key)
+        if found and found.service.name == policy:
+            return _reason(found.session)
+        return self._lost.get(key, _UNKNOWN)
 
-    def _forget_the_lost(self) -> None:
-        """Keep only the reason of each lost session: its history may be large."""
-        for key in [key for key, each in self._by_key.items() if each.lost]:
-            self._lost[key] = _reason(self._by_key.pop(key))
-            del self._services[key]
-        while len(self._lost) > _REMEMBERED:
-            del self._lost[next(iter(self._lost))]
+    def _note_lost(self, key: str, opened: _OpenedSession) -> None:
+        """Keep only the reason of a lost session: its history may be large."""
+        self._lost[key] = _reason(opened.session)
+        with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread was first
+            while len(self._lost) > _REMEMBERED:
+                del self._lost[next(iter(self._lost))]
 
 
 def _cancelled(trace_id: str | None) -> SandboxResult:
-    """Return the result of a call that was cancelled while it waited for its turn."""
     return SandboxResult(
         status=SandboxStatus.CANCELLED, reason="cancelled", error="cancelled while it waited",
         execution_id=new_execution_id(), trace_id=trace_id,
     )  # fmt: skip
 
 
-def _reason(session: Session) -> LostReason:
-    return LostReason(session.lost, session.expired, session.paused)
+def _reason(session: Session) -> frames.LostReason:
+    return frames.LostReason(session.lost, session.expired, session.paused)

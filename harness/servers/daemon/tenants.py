@@ -15,13 +15,11 @@ from ....policies.errors import CellwrightError, PolicyError, QuotaExceeded
 from ....policies.policy import Policy
 from ...sandbox.sandbox import Sandbox
 from .configuration import OTHERS, OWNER, DaemonConfiguration, TenantRules
-from .limits import ServeLimits
-from .peers import Peer
-from .quotas import QuotaSettings, TenantQuota
-from .service import Service
+from .quotas import Peer, QuotaSettings, ServeLimits, TenantQuota
+from .service import OpenedSessions, Service
 
 MOST_TENANTS = 128
-MOST_RETIRED = 8  # services of a tenant whose policy was changed, and which sessions still use
+MOST_RETIRED = 8  # services with a changed policy that sessions of a tenant still use
 
 _UNNAMED = "uid-"  # the beginning of the names of tenants that the configuration does not name
 
@@ -29,7 +27,7 @@ MakeSandbox = Callable[[Policy, DaemonConfiguration, str, QuotaSettings], Sandbo
 
 
 class TenantPlan(NamedTuple):
-    """A configuration with what was looked up for it."""
+    """A configuration with its resolved users and groups."""
 
     configuration: DaemonConfiguration
     policies: Mapping[str, Policy]
@@ -42,6 +40,7 @@ class Tenant:
     def __init__(self, name: str, quota: QuotaSettings) -> None:
         self.name = name
         self.quota = TenantQuota(name, quota)
+        self.opened = OpenedSessions(self.quota)
         self.services: dict[str, Service] = {}
         self.retired: list[Service] = []
 
@@ -119,6 +118,12 @@ class Tenants:
         finally:
             service.release()
 
+    def probe(self) -> None:
+        """Run an empty program in a cell of the daemon's own user, under its first policy; raises
+        CellwrightError."""
+        with self.lent(Peer(os.getpid(), os.geteuid(), frozenset()), "") as service:
+            service.probe()
+
     def reload(self, plan: TenantPlan) -> None:
         """Apply another plan to requests that begin from now on; all of it, or raise and keep the old.
 
@@ -130,12 +135,11 @@ class Tenants:
             fresh: dict[str, Service] = {}
             for name in self._policies_of(plan, owner.name):
                 if not self._is_kept(plan, name):
-                    known = owner.services.get(name)
-                    fresh[name] = self._new_service(plan, owner, name, known)
+                    fresh[name] = self._new_service(plan, owner, name)
                     made.callback(fresh[name].close)
                     fresh[name].start()
             with self._lock:
-                if self._closed:  # meanwhile: nobody would close what was made
+                if self._closed:  # closed meanwhile, so the new sandbox must be closed here
                     raise PolicyError("the daemon is shutting down")
                 self._apply(plan, owner, fresh)
             made.pop_all()
@@ -180,7 +184,7 @@ class Tenants:
         for name, tenant in self._by_name.items():
             if name.startswith(_UNNAMED) and tenant.is_idle():
                 del self._by_name[name]
-                threading.Thread(target=tenant.close).start()  # it takes long, and waits for nobody
+                threading.Thread(target=tenant.close).start()  # in a thread, because it takes long
                 return
         raise QuotaExceeded(f"at most {MOST_TENANTS} tenants at once", limit="tenants")
 
@@ -195,17 +199,13 @@ class Tenants:
             tenant.services[name] = self._new_service(self._plan, tenant, name)
         return tenant.services[name]
 
-    def _new_service(
-        self, plan: TenantPlan, tenant: Tenant, name: str, before: Service | None = None
-    ) -> Service:
+    def _new_service(self, plan: TenantPlan, tenant: Tenant, name: str) -> Service:
         configuration, policy = plan.configuration, plan.policies[name]
         quota = _quota_of(plan, tenant.name)
         return Service(
             policy, lambda: self._make(policy, configuration, tenant.name, quota),
             self._policies_of(plan, tenant.name), configuration.serve_limits,
-            configuration.sessions.lifetime_seconds, tenant.quota,
-            lambda: sum(each.sessions() for each in tenant.all_services()),
-            before.opened if before else None,
+            configuration.sessions.lifetime_seconds, tenant.opened,
             may_pause=configuration.pauses.directory is not None,
         )  # fmt: skip
 
@@ -214,13 +214,25 @@ class Tenants:
         return (chosen[0] if chosen else ()) or tuple(plan.policies)
 
     def _is_kept(self, plan: TenantPlan, name: str) -> bool:
-        """Tell whether the service of a policy stays as it is under another plan."""
         old, new = self._plan, plan
         same = all(
             getattr(old.configuration, field) == getattr(new.configuration, field)
-            for field in ("pool", "python", "backend", "runtime", "rootfs", "sessions", "pauses")
+            for field in (
+                "pool",
+                "workers",
+                "python",
+                "backend",
+                "runtime",
+                "rootfs",
+                "sessions",
+                "pauses",
+            )
         ) and _paused_bytes(old) == _paused_bytes(new)
-        return same and old.policies.get(name) == new.policies.get(name)
+        return (
+            same
+            and old.policies.get(name) == new.policies.get(name)
+            and old.configuration.images.get(name) == new.configuration.images.get(name)
+        )
 
     def _check_room(self) -> None:
         self.sweep()
@@ -243,7 +255,7 @@ class Tenants:
                 tenant.services |= fresh
             else:
                 tenant.services |= {
-                    name: self._new_service(plan, tenant, name, before[name])
+                    name: self._new_service(plan, tenant, name)
                     for name in allowed
                     if name in before and name not in kept
                 }

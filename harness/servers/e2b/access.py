@@ -1,21 +1,31 @@
-"""Access of clients by their keys, and to each sandbox by its token or a signature."""
+"""Access of clients by their keys, and to each sandbox by its token or a signature; and the answers of
+the server: JSON, and E2B's form of errors.
+"""
 
+import base64
+import hashlib
+import hmac
+import time
 import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeVar
 
+import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
+from ....policies.errors import CellwrightError
+from ....runner.channel import refuse_deep_json, refuse_large_json
+from ..client_quota import Tokens
 from ..http_access import MIB, header
 from ..http_server import App, Receive, Scope, Send
-from ..tokens import Tokens
-from .answers import error_answer, number_of
-from .cell import ENVD_PORT
-from .sandboxes import E2bSandbox, E2bSandboxes
-from .signatures import validity_of
+from .e2b_cell import ENVD_PORT
+from .e2b_sandboxes import E2bSandbox, E2bSandboxes
 
 SANDBOX_HEADER, PORT_HEADER = b"e2b-sandbox-id", b"e2b-sandbox-port"
 KEY_HEADER = b"x-api-key"
 TOKEN_HEADERS = (b"x-access-token", b"e2b-traffic-access-token")
-MOST_CALL = MIB  # of the part of a stream that is read
+MOST_CALL = MIB  # bytes read at the beginning of a stream
 _FILES = "/files"
 
 
@@ -108,7 +118,6 @@ def _query_of(scope: Scope) -> dict[str, str]:
 
 
 def _for_sandbox(scope: Scope, sandbox: E2bSandbox) -> Scope:
-    """Return a request with the header that names its sandbox."""
     others = [each for each in scope["headers"] if each[0] != SANDBOX_HEADER]
     return {**scope, "headers": [*others, (SANDBOX_HEADER, sandbox.id.encode())]}
 
@@ -135,3 +144,101 @@ def port_of(scope: Scope) -> int:
 
 def is_for_sandbox(scope: Scope) -> bool:
     return any(name == SANDBOX_HEADER for name, _ in scope["headers"])
+
+
+_OPERATIONS = {"GET": "read", "POST": "write"}
+Validity = Literal["valid", "expired", "invalid"]
+
+
+def validity_of(query: Mapping[str, str], method: str, token: str) -> Validity:
+    """Return whether a request for a file has a signature that the holder of `token` made, as E2B's
+    clients do, and whether that has expired.
+
+    The signed text joins its parts by colons.  Only the path may hold one, so that each text has one
+    reading.
+    """
+    expiration, user = query.get("signature_expiration", ""), query.get("username", "")
+    if method not in _OPERATIONS or ":" in user or (expiration and not expiration.isdecimal()):
+        return "invalid"
+    parts = [query.get("path", ""), _OPERATIONS[method], user, token]
+    text = ":".join([*parts, expiration] if expiration else parts)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+    if not hmac.compare_digest(f"v1_{digest}".encode(), query.get("signature", "").encode()):
+        return "invalid"
+    return "expired" if expiration and int(expiration[:20]) < time.time() else "valid"
+
+
+MOST_BODY = 64 * MIB  # a file of a request
+_MOST_JSON = 17 * MIB
+_STATUS = {422: 400}  # statuses that E2B's clients read as an invalid argument
+_T = TypeVar("_T")
+
+Handler = Callable[[Request, E2bSandboxes], Awaitable[Response]]
+
+
+def answering(handler: Handler, sandboxes: E2bSandboxes) -> Any:
+    """Return an endpoint that turns exceptions into E2B's errors."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request, sandboxes)
+        except E2bRefusal as refused:
+            return error_answer(refused.status, str(refused))
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            return error_answer(400, f"the body is invalid: {error}")
+        except CellwrightError as error:
+            status = _STATUS.get(error.status, error.status)
+            return error_answer(status, str(error).replace("\n", " "))
+
+    return answer
+
+
+class E2bRefusal(Exception):  # noqa: N818 - it becomes an answer
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def error_answer(status: int, message: str) -> Response:
+    return json_answer({"code": status, "message": message}, status)
+
+
+def json_answer(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    return Response(
+        msgspec.json.encode(value), status, dict(headers or {}), media_type="application/json"
+    )
+
+
+async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    await error_answer(404, f"{scope['method']} {scope['path'][:200]} is not supported")(
+        scope, receive, send
+    )
+
+
+async def body_of(request: Request, most: int = MOST_BODY) -> bytes:
+    """Return the body; raises E2bRefusal if it has more than `most` bytes, or than the request's quota
+    was charged for."""
+    charged = request.headers.get("content-length")
+    most = most if charged is None else min(most, int(charged))
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise E2bRefusal(413, f"the body is longer than {most} bytes")
+    return bytes(body)
+
+
+async def read_body(request: Request, kind: type[_T]) -> _T:
+    body = await body_of(request, _MOST_JSON) or b"{}"
+    refuse_large_json(body)
+    refuse_deep_json(body)
+    given = msgspec.json.decode(body)
+    if isinstance(given, dict):  # clients write null for what they leave out
+        given = {name: value for name, value in given.items() if value is not None}
+    return msgspec.convert(given, kind)
+
+
+def number_of(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 12 else default

@@ -1,23 +1,30 @@
-"""Answers to tool calls, as JSON that every client can read, whatever a program made."""
+"""Answers to tool calls, as JSON that every client can read, whatever a program made.
+
+One cap holds for a whole answer, with a note for each part that is cut or left out.  Clients have
+limits of their own: the SDK's client fails a call whose event over HTTP exceeds 1 MiB, and an answer
+is in it twice, structured and as text.  With privacy, the last step before an answer leaves the server
+puts tokens in place of values, whatever made the answer.
+"""
 
 import base64
 import json
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from mcp import types
 
 from ....policies.policy import Policy
-from ....runner.audit.spans import span_of
-from ....runner.result import SandboxResult
-from ....runner.workspace import Artifact
-from ...text.hidden import first_hidden
-from ...text.model_hints import for_model
-from ...text.terminal import harmless
-from ..plain_values import plain
-from .answer_sizes import blocks_that_fit, fitted, size_in_answer, visible
+from ....runner.audit.record import span_of
+from ....runner.cells.workspace import Artifact
+from ....runner.requests.result import SandboxResult
+from ...privacy.naming import PROGRAM
+from ...privacy.scope import PrivacyScope
+from ...text.hidden import first_hidden, for_model, is_hidden
+from ...text.terminal_text import harmless
+from ...tools.results import head_of
+from ..served_requests import plain
 
 _PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
@@ -161,7 +168,6 @@ def _usage(result: SandboxResult) -> dict[str, float]:
 
 
 def _notes(result: SandboxResult) -> list[str]:
-    """Return a note for each part that is missing in the result."""
     notes = [f"{count} bytes of {name} were dropped" for name, count in result.truncated.items()]
     notes += result.notices if result.ok else (*result.notices, *result.hints)
     notes += [f"{each.path or 'files'}: not collected: {each.why}" for each in result.uncollected]
@@ -205,3 +211,149 @@ def _as_text(data: bytes) -> str | None:
 def _encodable(text: str) -> str:
     """Return text without lone surrogates: the serializer would raise and end the server."""
     return text.encode("utf-8", "replace").decode()
+
+
+_ENVELOPE_BYTES = 8192  # bytes of the message around an answer and of its short fields
+_MOST_BLOCKS = 100
+_MOST_NAMED = 20  # omitted blocks named one by one
+_NAME_CHARACTERS = 200
+_CUT = "\n[... {} characters are left out here ...]\n"
+
+
+def visible(value: Any) -> Any:
+    """Return a JSON value with its hidden characters (text/hidden.py) escaped.
+
+    A model reads hidden text in an answer, and may obey it, while a person does not see it.
+    """
+    if isinstance(value, str):
+        return harmless(value) if any(map(is_hidden, set(value))) else value
+    if isinstance(value, dict):
+        return {visible(key): visible(each) for key, each in value.items()}
+    return [visible(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def fitted(parts: Mapping[str, Any], most: int) -> tuple[dict[str, Any], list[str]]:
+    """Return the parts of an answer cut to `most` bytes including the message around them, and a note
+    for each cut.  A text loses its middle, any other value its end."""
+    sizes = {name: size_in_answer(each) for name, each in parts.items()}
+    room, kept, notes = most - _ENVELOPE_BYTES, dict(parts), []
+    for count, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
+        share = room // (len(sizes) - count)
+        if sizes[name] > share:
+            kept[name], note = _cut(name, parts[name], share)
+            notes.append(note)
+            sizes[name] = size_in_answer(kept[name])
+        room -= sizes[name]
+    return kept, notes
+
+
+def size_in_answer(value: Any) -> int:
+    """Return how many bytes a value takes in an answer, structured and within the text."""
+    text = json.dumps(value, ensure_ascii=False)
+    return len(text.encode("utf-8", "replace")) + _quoted(text)
+
+
+def _quoted(text: str) -> int:
+    return len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _cut(name: str, value: Any, share: int) -> tuple[Any, str]:
+    length, kept = share, value
+    while size_in_answer(kept) > share and length:
+        length //= 2
+        kept = _without_middle(value, length) if isinstance(value, str) else head_of(value, length)
+    if isinstance(value, str):
+        return kept, f"{name}: {len(value)} characters do not fit in one answer: its middle is cut"
+    whole = len(json.dumps(value, ensure_ascii=False))
+    return (
+        kept,
+        f"{name}: {whole} characters of JSON do not fit in one answer: only its beginning is here",
+    )
+
+
+def _without_middle(text: str, length: int) -> str:
+    head, tail = text[: length // 2], text[len(text) - length // 2 :]
+    return f"{head}{_CUT.format(len(text) - len(head) - len(tail))}{tail}" if length > 1 else ""
+
+
+def blocks_that_fit(
+    blocks: Sequence[tuple[str, types.ContentBlock]], most: int
+) -> tuple[list[types.ContentBlock], list[str]]:
+    """Return the named blocks that fit in `most` bytes, and notes on the others."""
+    sent: list[types.ContentBlock] = []
+    left_out: list[str] = []
+    for name, block in blocks:
+        size = size_of(block)
+        if size <= most and len(sent) < _MOST_BLOCKS:
+            most -= size
+            sent.append(block)
+        else:
+            left_out.append(harmless(name)[:_NAME_CHARACTERS])
+    notes = [
+        f"{name} is not here: too many bytes for one answer" for name in left_out[:_MOST_NAMED]
+    ]
+    if more := len(left_out) - len(notes):
+        notes.append(f"{more} more files are not here: too many for one answer")
+    return sent, notes
+
+
+def size_of(part: types.ContentBlock | types.CallToolResult) -> int:
+    """Return how many bytes a part of an answer takes on the wire."""
+    return len(part.model_dump_json(by_alias=True, exclude_none=True).encode())
+
+
+def refused_if_too_large(result: types.CallToolResult, most: int) -> types.CallToolResult:
+    """Return the answer, or an error if it is larger than clients read."""
+    size = size_of(result) + _ENVELOPE_BYTES // 2
+    if size <= most:
+        return result
+    words = (
+        f"the answer has {size} bytes, more than {most}: ask for less, or call the tool from run_code "
+        "and return only what you need"
+    )
+    return types.CallToolResult(content=[types.TextContent(type="text", text=words)], is_error=True)
+
+
+def private_answer(answer: types.CallToolResult, scope: PrivacyScope) -> types.CallToolResult:
+    """Return an answer with tokens in place of values."""
+    structured = answer.structured_content
+    shown = None if structured is None else scope.json(structured, naming=PROGRAM).value
+    content = [_block(each, scope) for each in answer.content]
+    if shown != structured and isinstance(content[0], types.TextContent):
+        content[0] = content[0].model_copy(update={"text": _json(shown)})  # as answers.py makes it
+    return answer.model_copy(update={"content": content, "structured_content": shown})
+
+
+def _block(block: types.ContentBlock, scope: PrivacyScope) -> types.ContentBlock:
+    if isinstance(block, types.TextContent):
+        return block.model_copy(update={"text": _text(block.text, scope)})
+    if isinstance(block, types.EmbeddedResource):
+        return block.model_copy(update={"resource": private_resource(block.resource, scope)})
+    return block
+
+
+def _text(text: str, scope: PrivacyScope) -> str:
+    """Return a text, which may be JSON: a number there must not become a bare word."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return scope.text(text, PROGRAM)
+    replaced = scope.json(value, naming=PROGRAM)
+    return _json(replaced.value) if replaced.counts else text
+
+
+def private_resource(
+    resource: types.TextResourceContents | types.BlobResourceContents, scope: PrivacyScope
+) -> types.TextResourceContents | types.BlobResourceContents:
+    """Return the content of a resource with tokens in place of values."""
+    changed: dict[str, Any] = {"uri": scope.text(str(resource.uri), PROGRAM)}
+    if isinstance(resource, types.TextResourceContents):
+        changed["text"] = scope.text(resource.text, PROGRAM)
+    else:
+        content = scope.content(base64.b64decode(resource.blob), PROGRAM)
+        changed["blob"] = base64.b64encode(content).decode()
+    return resource.model_copy(update=changed)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

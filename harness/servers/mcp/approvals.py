@@ -1,28 +1,79 @@
 """Approvals over MCP: the person at the other end is asked before a risky call is made.
 
+The client and owner of a request are taken from the channel, never from the content of the request.
 No cell lives while the person decides.  A program that makes a risky call is stopped, and runs again
 with the answers that it already had once the person has decided (`Runs`); a single call has not begun
 by then.  An approval is good for one version of a tool with exactly the shown arguments, once.
 """
 
 import contextvars
+import hashlib
 import secrets
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import anyio
 from mcp import MCPError, types
+from mcp.server import ServerRequestContext
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ....policies.errors import ApprovalRequired, BusyError
 from ...runs.durable_runs import RunPaused, Runs
-from ...text.presentation import presented_whole
-from ...text.terminal import harmless
-from ...tools.approval import ApprovalRequest
-from ...tools.caller import CALLING
-from ..client_quota import ClientQuota
-from .clients import Context, Owner
+from ...text.terminal_text import harmless, presented_whole
+from ...tools.approval import ApprovalRequest, Approve, asking
+from ...tools.tool import CALLING
+from ..client_quota import CLIENT, ClientQuota, OwnedTable
+
+_SESSION = "mcp-session-id"
+# Limits of one answer.  The SDK's client reads at most 1 MiB of an event over HTTP by default; over
+# pipes clients have no limit, and a picture of 8 MiB takes 11 MiB as base64.
+HTTP_BYTES, PIPE_BYTES = 1_000_000, 12 * 1024 * 1024
+
+Context = ServerRequestContext[Any, Any]
+
+
+class Owner(NamedTuple):
+    """The owner of sessions and paused calls.
+
+    `client` is the name of a token, or the one client at the other end of a pipe.  `id` is narrower:
+    the conversation that began with a handshake.  The stateless protocol over HTTP has no
+    conversations; all holders of a token are one owner then.  So they may not list sessions
+    (`may_list`), and a session's id is known only to the client that opened it.  An answer has at most
+    `answer_bytes`.
+    """
+
+    client: str
+    id: str
+    may_list: bool = True
+    answer_bytes: int = HTTP_BYTES
+
+
+PIPE = Owner("pipe", "pipe", answer_bytes=PIPE_BYTES)
+
+
+def owner_of(context: Context) -> Owner:
+    """Return the owner of a request."""
+    request = context.request
+    if request is None:
+        return PIPE
+    client = str(request.scope[CLIENT])  # KeyError if the middleware did not admit the request
+    if is_modern(context):
+        return Owner(client, client, may_list=False)
+    return Owner(client, owner_id(client, request.headers[_SESSION]))
+
+
+def owner_id(client: str, session: str) -> str:
+    """Return the id of a conversation's owner; it is hashed, because the conversation's id is a secret
+    and this id goes to the trail."""
+    return f"{client}/{hashlib.sha256(session.encode()).hexdigest()[:16]}"
+
+
+def is_modern(context: Context) -> bool:
+    """Tell whether the client uses the protocol without handshakes, in which the server cannot ask
+    during a request."""
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
 
 WAIT_SECONDS = 600.0
 _PER_OWNER, _TOTAL = 16, 256  # calls that wait for approval
@@ -91,27 +142,22 @@ SINGLE_APPROVAL: contextvars.ContextVar[SingleApproval | None] = contextvars.Con
 )
 
 
-def approver(runs: Runs) -> Callable[[ApprovalRequest], bool]:
+def approver(runs: Runs) -> Approve:
     """Return the `approve` callback of a broker: it asks through the call's run, or for a single
     call."""
+    return asking(runs.ask, _judge_single)
 
-    def approve(asked: ApprovalRequest) -> bool:
-        presented_whole(asked.tool, asked.arguments)
-        if asked.run:
-            return runs.ask(asked)
-        approval, above = SINGLE_APPROVAL.get(), CALLING.get()
-        if (
-            approval is None or above is not None
-        ):  # above: a tool made this call, and that tool would run again
-            raise ApprovalRequired(
-                f"{asked.tool} needs approval by a person, who cannot be asked from here: call it "
-                "with call_tool, or from run_code without a session, not from a tool, with a client "
-                "that supports elicitation",
-                tool=asked.tool,
-            )
-        return approval.judge(asked)
 
-    return approve
+def _judge_single(asked: ApprovalRequest) -> bool:
+    approval, above = SINGLE_APPROVAL.get(), CALLING.get()
+    if approval is None or above is not None:  # a tool made this call and would run again
+        raise ApprovalRequired(
+            f"{asked.tool} needs approval by a person, who cannot be asked from here: call it "
+            "with call_tool, or from run_code without a session, not from a tool, with a client "
+            "that supports elicitation",
+            tool=asked.tool,
+        )
+    return approval.judge(asked)
 
 
 def can_ask(context: Context) -> bool:
@@ -132,7 +178,7 @@ async def ask(context: Context, questions: list[ApprovalQuestion]) -> Verdicts:
                     question.message, _FORM, context.request_id
                 )
             except MCPError:
-                answer = None  # it cannot, despite its declaration
+                answer = None  # the client cannot ask, despite its declaration
         verdicts[question.key] = is_yes(answer)
     return verdicts
 
@@ -177,9 +223,10 @@ class PausedCalls:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
-        self._stored: dict[str, StoredCall] = {}
-        self._quota = ClientQuota("calls that wait for approval", _PER_OWNER, _TOTAL, "answer some")
+        quota = ClientQuota("calls that wait for approval", _PER_OWNER, _TOTAL, "answer some")
+        self._stored: OwnedTable[str, StoredCall] = OwnedTable(
+            quota, lambda each: each.until <= self._clock(), lambda name, each: each.give_up()
+        )
 
     def hold(
         self, owner: Owner, questions: list[ApprovalQuestion], go_on: Callable[..., Any],
@@ -187,34 +234,18 @@ class PausedCalls:
     ) -> str:  # fmt: skip
         """Store a call and return the name to take it by; raises BusyError, having given the call up,
         if too many are stored."""
-        self.expire()
+        name = secrets.token_hex(16)
+        stored = StoredCall(owner.id, self._clock() + WAIT_SECONDS, questions, go_on, give_up)
         try:
-            self._quota.take(owner.id)
+            with self._stored.room(owner.id) as put:
+                put(name, stored)
         except BusyError:
             give_up()
             raise
-        name = secrets.token_hex(16)
-        stored = StoredCall(owner.id, self._clock() + WAIT_SECONDS, questions, go_on, give_up)
-        with self._lock:
-            self._stored[name] = stored
         return name
 
     def take(self, owner: Owner, name: str) -> StoredCall | None:
-        """Remove and return the call of that name if it is this owner's, else None."""
-        self.expire()
-        with self._lock:
-            stored = self._stored.get(name)
-            if stored is None or stored.owner != owner.id:
-                return None
-            del self._stored[name]
-        self._quota.give_back(owner.id)
-        return stored
-
-    def expire(self) -> None:
-        """Give up the calls that were not answered in time."""
-        with self._lock:
-            late = [name for name, each in self._stored.items() if each.until <= self._clock()]
-            expired = [self._stored.pop(name) for name in late]
-        for stored in expired:
-            self._quota.give_back(stored.owner)
-            stored.give_up()
+        """Remove and return the call of that name if it is this owner's and not too late, else None."""
+        self._stored.drop_over()
+        stored = self._stored.get(name)
+        return self._stored.pop(name) if stored and stored.owner == owner.id else None

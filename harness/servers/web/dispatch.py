@@ -3,12 +3,14 @@
 The work of a request ends with its client: once the client has disconnected, its cell is killed.
 """
 
+import asyncio
+import hashlib
 import json
 import logging
 import math
 import re
 import urllib.parse
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,24 +20,27 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from ....policies.errors import ToolBudgetExceeded
-from ....runner.nesting import refuse_deep_json, refuse_large_json
-from ...mcp.threads import in_thread
-from ...tools.meter import Meter
-from ..client_quota import HeldAmount
-from ..client_turns import ClientTurns, run_in_thread
-from ..http_access import header
+from ....runner.channel import refuse_deep_json, refuse_large_json
+from ...mcp.waiting_threads import in_thread
+from ...tools.tool import Meter
+from ..client_quota import CLIENT, HeldAmount
+from ..http_access import MIB, ClientTurns, header, run_in_thread, until_gone
 from ..http_server import App, Receive, Scope, Send
-from ..tokens import CLIENT, GONE
-from .encoding import encoded_json
-from .endpoint import ContentAnswer, Endpoint, WebCall
-from .event_stream import send_events
-from .idempotency import KeptAnswers
-from .problems import RequestRefused, problem_of
-from .sending import PiecewiseResponse
-from .state import WebState
+from ..served_requests import KeptAnswers, KeptLimits
+from .endpoint import (
+    ContentAnswer,
+    Endpoint,
+    PiecewiseResponse,
+    RequestRefused,
+    WebCall,
+    WebState,
+    encoded_json,
+    problem_of,
+    send_events,
+)
 
 _JSON, _PROBLEM = "application/json", "application/problem+json"
-_UTF8 = "charset=utf-8"  # a proxy could read another one as other text
+_UTF8 = "charset=utf-8"  # stated, because a proxy could decode the text by another charset
 _HEADERS = {
     "cache-control": "no-store", "x-content-type-options": "nosniff",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
@@ -43,8 +48,11 @@ _HEADERS = {
 }  # fmt: skip
 _KEY = re.compile(r"[!-~]{1,255}")
 _TRACE_CHARACTERS = 256
-_AT_ONCE, _AT_ONCE_OF_ONE = 64, 32  # threads for requests that execute nothing
+_AT_ONCE, _AT_ONCE_OF_ONE = 64, 32  # threads for requests that execute nothing; of one client
 _DECODED_AT_ONCE = 64 * 1024  # bytes of JSON, by the event loop itself
+_KEPT_SECONDS, _KEPT = 600.0, KeptLimits(4096, 64 * MIB)
+_KEPT_OF_ONE = KeptLimits(256, 16 * MIB)  # for one client
+_BUSY = 429
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,7 +65,9 @@ class Dispatcher:
         self._answer_bytes = state.limits.answer_bytes
         self._turns = ClientTurns(_AT_ONCE_OF_ONE, _AT_ONCE)
         self._meters: dict[str, Meter] = {}  # a client is a token, so they are few
-        self._kept = KeptAnswers()
+        self._kept: KeptAnswers[Response] = KeptAnswers(
+            lambda answer: len(answer.body), _KEPT, _KEPT_OF_ONE, seconds=_KEPT_SECONDS
+        )
 
     def app_of(self, endpoint: Endpoint) -> App:
         """Return the ASGI application of one endpoint."""
@@ -65,7 +75,7 @@ class Dispatcher:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             try:
                 await self._answer(endpoint, scope, receive, send)
-            except ClientDisconnect:  # or the body did not come in time
+            except ClientDisconnect:  # also raised if the body did not arrive in time
                 late = RequestRefused(408, "late", "the body did not come in time")
                 await refusal(late, connection="close")(scope, receive, send)
             except Exception as error:  # noqa: BLE001 - an answer
@@ -104,20 +114,45 @@ class Dispatcher:
             with self._counted(endpoint, call.client):
                 await send_events(endpoint.stream(call), self._state.limits, scope, receive, send)
             return
-        until = partial(_until_gone, scope, receive)
+        until = partial(until_gone, scope, receive)
         perform = partial(self._perform, endpoint, call, until)
         if key:
             place = (endpoint.method, scope["path"], key)
-            answer = await self._kept.answer(call.client, place, data, perform)
+            answer = await self._kept_answer(call.client, place, data, perform)
         else:
             answer = await perform()
         call.answer_bytes.grow_to(len(answer.body))
         await answer(scope, receive, send)
 
+    async def _kept_answer(
+        self, client: str, place: Hashable, data: bytes, perform: Callable[[], Awaitable[Response]]
+    ) -> Response:
+        """Return the kept answer, or that of `perform`; raises RequestRefused for another body.
+
+        An answer that says that nothing was done, as the server was busy or failed, is not kept.
+        """
+        key, digest = (client, place), hashlib.sha256(data).digest()
+        while True:
+            entry, is_first = self._kept.begin(key, digest, client)
+            if is_first:
+                kept = None
+                try:
+                    response = await perform()
+                    if response.status_code != _BUSY and response.status_code < 500:
+                        kept = response
+                finally:
+                    self._kept.end(key, kept, is_kept=kept is not None)
+                return response
+            if entry.digest != digest:
+                words = "Idempotency-Key: this key was used with another body"
+                raise RequestRefused(409, "conflict", words, "use a new key")
+            # shielded, because a client that leaves must not cancel work that others wait for
+            if known := await asyncio.shield(asyncio.wrap_future(entry.answer)):
+                return known
+
     async def _perform(
         self, endpoint: Endpoint, call: WebCall, until: Callable[[], Awaitable[None]]
     ) -> Response:
-        """Have a thread carry out a request; return the answer, also if it failed."""
         work = partial(_work, endpoint, call)
         try:
             with self._counted(endpoint, call.client):
@@ -139,7 +174,6 @@ class Dispatcher:
 
     @contextmanager
     def _counted(self, endpoint: Endpoint, client: str) -> Iterator[None]:
-        """Count an execution during the block; raises BusyError if there are too many."""
         if not endpoint.executes:
             yield
             return
@@ -148,7 +182,6 @@ class Dispatcher:
 
 
 def _failure(endpoint: Endpoint, error: Exception) -> Response:
-    """Return the answer to a request that failed; a bug also goes to the log."""
     if problem_of(error).title == "bug":
         _LOG.error("%s %s failed", endpoint.method, endpoint.path, exc_info=error)
     return refusal(error)
@@ -177,14 +210,7 @@ async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
             return b"".join(pieces)
 
 
-async def _until_gone(scope: Scope, receive: Receive) -> None:
-    """Wait until the client has disconnected."""
-    while not scope[GONE].is_set():
-        await receive()
-
-
 def _work(endpoint: Endpoint, call: WebCall, stop: int) -> Response:
-    """Carry out a request in a thread; return the answer, encoded there as well."""
     assert endpoint.handler  # noqa: S101 - no stream
     answer = endpoint.handler(call._replace(stop=stop))
     if answer is None:
@@ -219,7 +245,6 @@ def _idempotency_key(endpoint: Endpoint, scope: Scope) -> str:
 
 
 def _decoded(endpoint: Endpoint, scope: Scope, data: bytes) -> Any:
-    """Return the body as the endpoint takes it; raises RequestRefused."""
     if endpoint.takes is bytes:
         return data
     if endpoint.takes is None:
@@ -227,7 +252,7 @@ def _decoded(endpoint: Endpoint, scope: Scope, data: bytes) -> Any:
             raise RequestRefused(400, "invalid", "this request has no body")
         return None
     kind, *parameters = header(scope, b"content-type").lower().replace(" ", "").split(";")
-    if kind != _JSON:  # a form of a foreign page cannot send this one
+    if kind != _JSON:  # only JSON, because a form on a foreign page cannot send it
         raise RequestRefused(415, "invalid", f"Content-Type: must be {_JSON}, got {kind[:64]!r}")
     if any(each.replace('"', "") not in ("", _UTF8) for each in parameters):
         raise RequestRefused(415, "invalid", f"Content-Type: only {_UTF8} may follow {_JSON}")
@@ -238,7 +263,7 @@ def _decoded_json(takes: Any, data: bytes) -> Any:
     refuse_large_json(data)
     refuse_deep_json(data)
     decoded = msgspec.json.decode(data, type=takes)
-    # numbers stay text: int() refuses one of more than 4,300 digits by another error
+    # numbers stay text, because int() raises a different error beyond 4,300 digits
     json.loads(data, object_pairs_hook=_refuse_duplicate_keys, parse_int=str, parse_float=str)
     return decoded
 
@@ -253,7 +278,6 @@ def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _query(endpoint: Endpoint, scope: Scope) -> Any:
-    """Return the query as the endpoint's struct; raises RequestRefused."""
     text = scope["query_string"].decode("latin-1")
     try:
         given = urllib.parse.parse_qsl(
