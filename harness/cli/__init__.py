@@ -1,1 +1,1 @@
-"""The command `cellwright`: one module for each command, and what the commands share."""
+"""The command `cellwright`: one module for each command, and modules that they share."""

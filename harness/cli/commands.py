@@ -20,7 +20,7 @@ TYPE_CHECKING = False  # `--version` does not need `typing`
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
-    from ...runner.spawn import Spawned
+    from ...runner.launching.spawn import Spawned
 
     class CommandModule(Protocol):
         """The module of a command."""
@@ -32,39 +32,61 @@ if TYPE_CHECKING:
             """Run the command and return the exit status; raises CellwrightError and OSError."""
 
 
-# Of objects between two collections: what is imported until a cell is ready stays, too.
+# New objects between two garbage collections. Objects imported until a cell is ready live on anyway.
 _THRESHOLD = 10_000
-# name: module of this package, summary
+# command -> module of this package, summary
 COMMANDS = {
-    "run": ("run", "run a program in a fresh cell"),
-    "repl": ("repl", "type programs into a session"),
-    "shell": ("shell", "open a shell at a terminal in a cell"),
-    "explain": ("explain", "show what a policy enforces on this host"),
-    "learn": ("learn", "run a program and write the policy it needs"),
-    "doctor": ("doctor", "test every layer and print how to repair those that fail"),
-    "env": ("env", "lock, build, list and remove sets of packages"),
-    "workspace": ("workspace", "list, read and change named workspaces, and commit their changes"),
-    "audit": ("audit", "read an audit trail and verify it"),
-    "runs": ("runs", "list durable runs, decide on approvals, and resume"),
-    "tools": ("tools", "create, call and list tools"),
-    "skills": ("skills", "list, check, trust, keep and copy skills"),
-    "agent": ("agent", "give a task to a model that writes programs and tools"),
-    "servers": ("servers", "list MCP servers, and call and pin their tools"),
-    "serve": ("serve", "start a daemon that shares one pool of cells among processes"),
-    "mcp": ("mcp", "start an MCP server that offers cells and tools to a model"),
-    "web": ("web", "start an HTTP server of programs, sessions, tools and runs"),
-    "e2b": ("e2b", "start a server with the interface of E2B, whose sandboxes are cells"),
-    "jupyter": ("jupyter", "install a kernel for notebooks, whose programs run in cells"),
-    "network": ("network", "list refused names of running sandboxes, and allow or deny hosts"),
-    "privacy": ("privacy", "find personal data in files"),
-    "status": ("status", "show what a daemon does now"),
-    "ps": ("ps", "list the sandboxes and sessions of this user that live"),
-    "kill": ("kill", "end sandboxes and sessions of this user"),
-    "gc": ("collect", "remove what killed processes of this user left"),
-    "bench": ("bench", "measure the cost of cells on this machine"),
-    "help": ("help", "show the arguments of a command"),
-    "completion": ("completion", "print a completion script for a shell"),
-    "man": ("man", "print the manual page"),
+    "run": ("running.run", "run a program in a fresh cell"),
+    "exec": ("running.exec", "run a command, such as a coding agent, on the project around it"),
+    "changes": (
+        "keeping.changes",
+        "show, apply or discard what a command would change in a project that it ran on with --review",
+    ),
+    "batch": ("running.batch", "run or judge the programs of a file, and go on where it stopped"),
+    "repl": ("running.repl", "type programs into a session"),
+    "shell": ("running.shell", "open a shell at a terminal in a cell"),
+    "explain": ("helping.explain", "show what a policy enforces on this host"),
+    "languages": ("helping.languages", "list the languages that this host can run"),
+    "learn": ("running.learn", "run a program and write the policy it needs"),
+    "doctor": ("helping.doctor", "test every layer and print how to repair those that fail"),
+    "env": ("keeping.env", "lock, build, list and remove sets of packages"),
+    "image": (
+        "keeping.stored_images",
+        "pull, import, list and remove images, the roots of cells",
+    ),
+    "workspace": (
+        "keeping.workspace",
+        "list, read and change named workspaces, and commit their changes",
+    ),
+    "audit": ("keeping.audit", "read an audit trail and verify it"),
+    "runs": ("keeping.runs", "list durable runs, decide on approvals, and resume"),
+    "tools": ("keeping.tools", "create, call and list tools"),
+    "skills": ("keeping.skills", "list, check, trust, keep and copy skills"),
+    "agent": ("running.agent", "give a task to a model that writes programs and tools"),
+    "servers": ("keeping.servers", "list MCP servers, and call and pin their tools"),
+    "serve": ("serving.serve", "start a daemon that shares one pool of cells among processes"),
+    "mcp": ("serving.mcp", "start an MCP server that offers cells and tools to a model"),
+    "web": ("serving.web", "start an HTTP server of programs, sessions, tools and runs"),
+    "judge": (
+        "serving.judge_server",
+        "start a server that judges programs, as SandboxFusion and Judge0 do",
+    ),
+    "e2b": ("serving.e2b", "start a server with the interface of E2B, whose sandboxes are cells"),
+    "jupyter": ("running.jupyter", "install a kernel for notebooks, whose programs run in cells"),
+    "network": (
+        "serving.network",
+        "list refused names of running sandboxes, and allow or deny hosts",
+    ),
+    "privacy": ("keeping.privacy", "find personal data in files"),
+    "status": ("serving.status", "show what a daemon does now"),
+    "top": ("watching.top", "show sandboxes, sessions, refusals and hosts as they happen"),
+    "ps": ("serving.ps", "list the sandboxes and sessions of this user that live"),
+    "kill": ("serving.kill", "end sandboxes and sessions of this user"),
+    "gc": ("serving.collect", "remove what killed processes of this user left"),
+    "bench": ("helping.bench", "measure the cost of cells on this machine"),
+    "help": ("helping.help", "show the arguments of a command"),
+    "completion": ("helping.completion", "print a completion script for a shell"),
+    "man": ("helping.man", "print the manual page"),
 }
 
 
@@ -74,8 +96,8 @@ def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
         parser_of().print_help()
         return SUCCEEDED
     options = parser_of(arguments[0]).parse_args(arguments)
-    if not gc.isenabled():  # main.py: this is the command of the process
-        gc.freeze()  # or each collection, and the end of the interpreter, would look at what stays
+    if not gc.isenabled():  # disabled by main.py, so this is the process's command
+        gc.freeze()  # collections, and the interpreter's end, would traverse these objects
         gc.enable()
         warnings.showwarning = _show_warning  # type: ignore[assignment]  # it passes all on
     if spawned:
@@ -85,7 +107,7 @@ def run_command(arguments: Sequence[str], spawned: "Spawned | None") -> int:
 
 
 def _show_warning(*given: "Any") -> None:
-    from .warning_lines import show_warning  # seldom needed
+    from .exit_status import show_warning  # seldom needed
 
     show_warning(*given)
 
@@ -95,7 +117,7 @@ def parser_of(command: str = "") -> Parser:
     and summary of each, but no arguments."""
     if (
         command in COMMANDS
-    ):  # only this one: the parsers of all take as long as the arguments of one
+    ):  # only the needed parser, because making all takes as long as parsing arguments
         return _parser({command}, {command})
     return _parser(COMMANDS.keys(), set())
 

@@ -1,4 +1,7 @@
-"""The exit codes of the command, and the message on stderr of a command that ends with an exception."""
+"""The exit codes of the command, and the message on stderr of a command that ends with an exception.
+
+Warnings on the command line: those of cellwright are one line each on stderr, printed once.
+"""
 
 import contextlib
 import errno
@@ -6,7 +9,10 @@ import os
 import select
 import signal
 import sys
+import warnings
+from typing import TextIO
 
+from ..text.terminal_text import harmless
 from .options import SANDBOX_FAILED, USAGE_ERROR
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -58,13 +64,12 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
     """Return the exit status and the text for stderr."""
     if isinstance(failure, SystemExit):  # argparse has printed its message
         return (failure.code if isinstance(failure.code, int) else int(bool(failure.code))), ""
-    from ...policies import errors  # `--version` does without
+    from ...policies import errors  # `--version` does not need it
 
     if isinstance(failure, errors.CellwrightError):
         is_opening = isinstance(failure, errors.AuditError | errors.RegistryError)
         is_wrong_file = is_opening and getattr(failure.__cause__, "errno", None) in _WRONG_FILE
-        is_usage = isinstance(failure, errors.PolicyError) or is_wrong_file
-        status = USAGE_ERROR if is_usage else SANDBOX_FAILED
+        status = USAGE_ERROR if is_wrong_file else failure.exit_code
         return status, f"cellwright: {_harmless(str(failure))}\n"
     if isinstance(failure, OSError):
         what = f"{failure.filename}: " if failure.filename else ""
@@ -84,8 +89,6 @@ def _message_of(failure: BaseException) -> tuple[int, str]:
 
 def _harmless(text: str) -> str:
     """Return a message that may quote an index, a server or a file, for a terminal, line by line."""
-    from ..text.terminal import harmless  # only for failures
-
     return "\n".join(map(harmless, text.split("\n")))
 
 
@@ -95,7 +98,7 @@ def _interrupted(*, is_command: bool) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(
             os.getpid(), signal.SIGINT
-        )  # wait(2) then reports it to a shell, which ends its loop
+        )  # a shell then sees the signal by wait(2) and ends its loop
     return _INTERRUPTED
 
 
@@ -116,3 +119,23 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+_OURS = os.path.join(os.path.dirname(__file__).removesuffix("harness/cli"), "")
+_shown: set[str] = set()
+
+
+def show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """Print a warning; one of other code, such as a file of --tools, with its file and line."""
+    text = " ".join(str(message).split())
+    if not filename.startswith(_OURS):
+        shown = warnings.formatwarning(message, category, filename, lineno, line)
+    elif text not in _shown:
+        _shown.add(text)
+        shown = f"cellwright: {harmless(text)}\n"
+    else:
+        return
+    (file or sys.stderr).write(shown)

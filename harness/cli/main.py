@@ -9,10 +9,13 @@ import gc
 import os
 import sys
 
-TYPE_CHECKING = False  # `--version` needs neither `typing` nor what `contextlib` imports
+TYPE_CHECKING = False  # `--version` needs neither `typing` nor the imports of `contextlib`
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
+
+
+_STARTING = ("run", "exec", "repl", "shell")  # these commands start a launcher first
 
 
 def command() -> "NoReturn":
@@ -28,13 +31,13 @@ def command() -> "NoReturn":
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # main has reported what concerns the output
+        except (OSError, ValueError):  # main has already reported output errors
             continue
     os._exit(status)
 
 
 def _others(threading: "Any") -> "list[Any]":
-    """Return the threads beside the main one."""
+    """Return the threads other than the main one."""
     return [each for each in threading.enumerate() if each is not threading.main_thread()]
 
 
@@ -45,11 +48,11 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     SIGINT, so that a shell's loop around the command ends too.
     """
     if arguments is None:
-        gc.disable()  # what is imported stays; commands.py enables it again
+        gc.disable()  # imported objects stay anyway; commands.py enables collection again
     try:
         _open_standard_streams()
         status = _run_command(sys.argv[1:] if arguments is None else arguments)
-        sys.stdout.flush()  # a failure is caught here, and not when the interpreter ends
+        sys.stdout.flush()  # flushed here, where a failure can be caught
     except BaseException as failure:  # noqa: BLE001 - the outermost caller
         from .exit_status import status_of
 
@@ -65,15 +68,26 @@ def _run_command(arguments: "Sequence[str]") -> int:
 
         print(version_line())
         return 0
+    if arguments and arguments[0] in ("exec", "run"):
+        status = (_by_daemon if arguments[0] == "exec" else _in_daemon)(arguments[1:])
+        if status is not None:
+            return status
     spawned = None
-    if arguments and arguments[0] in ("run", "repl", "shell"):
-        # Start the launcher first: its imports take as long as those of this process.
-        # argparse accepts beginnings.  A daemon, another Python, fixed addresses and containers need
-        # another one.
-        if not any(each.startswith(("--con", "--py", "--pau", "--ba")) for each in arguments):
-            from ...runner.spawn import Spawned, interpreter
+    # Start the launcher first, because its imports take as long as those of this process. argparse
+    # accepts prefixes of options. A daemon, another Python, fixed addresses, containers and images
+    # need another launcher, an explanation and hooks none.
+    if (
+        arguments
+        and arguments[0] in _STARTING
+        and not any(
+            each.startswith(("--con", "--py", "--pau", "--ba", "--im", "--expl", "--print"))
+            for each in arguments
+        )
+    ):
+        from ...runner.launching.spawn import Spawned, interpreter
 
-            spawned = Spawned(interpreter())
+        spawned = Spawned(interpreter())
+    if arguments and arguments[0] in (*_STARTING, "serve"):
         from ...runner import lean_msgspec  # noqa: F401
     from . import lean_argparse  # noqa: F401
     from .commands import run_command
@@ -83,6 +97,23 @@ def _run_command(arguments: "Sequence[str]") -> int:
     finally:
         if spawned:
             spawned.close()
+
+
+def _by_daemon(arguments: "Sequence[str]") -> "int | None":
+    """Run a command of `exec` in the open cell of its project, if a daemon has one."""
+    from . import open_cell_client as client
+
+    path = client.socket_path(arguments)
+    return client.attempt(arguments, path) if path and os.path.exists(path) else None
+
+
+def _in_daemon(arguments: "Sequence[str]") -> "int | None":
+    """Run a command of `run` in the daemon of --connect, if it needs no more than the usual options."""
+    if not any(each.startswith("--connect") for each in arguments):
+        return None
+    from .daemon_run import attempt
+
+    return attempt(arguments)
 
 
 def _open_standard_streams() -> None:

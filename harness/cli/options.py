@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 TYPE_CHECKING = False  # `--version` needs neither `typing` nor msgspec
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Literal
 
     from ...policies.policy import Policy
     from ...runner.audit.log import AuditLog, OnEntry
+    from ..servers.request_log import OperatorSettings
     from ..skills.skills import Skills
 
     AddCommand = Callable[[str, str, Callable[..., object]], argparse.ArgumentParser]
 
 # A copy of the names of the shipped profiles: listing their folder at every start takes time.
-PROFILES = ("server", "standard", "strict", "tool", "trusted-read", "workshop")
+PROFILES = ("project", "server", "standard", "strict", "tool", "trusted-read", "workshop")
 # 70 is EX_SOFTWARE of sysexits.h.
 _FILES, _FILES_OR_NAMES = (
     ("audit", "find_links", "venv", "connect", "request_log", "rootfs"),
@@ -45,7 +46,7 @@ def seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        from ...policies.quantities import seconds_of
+        from ...policies.profiles.loading import seconds_of
 
         if (found := seconds_of(text)) is None:
             must = "must be a number of seconds, or a duration such as 90s or 10m"
@@ -58,7 +59,7 @@ def mebibytes(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        from ...policies.quantities import bytes_of
+        from ...policies.profiles.loading import bytes_of
 
         if (found := bytes_of(text)) is None:
             must = "must be a number of MiB, or a size such as 512M or 2G"
@@ -84,6 +85,15 @@ def add_optional(parser: argparse.ArgumentParser) -> None:
         "--optional", action="append", default=[], metavar="LAYER",
         help="continue without this layer if the host lacks it; may be repeated: "
         f"{layers}, or cgroup for the last three",
+    )  # fmt: skip
+
+
+def add_gpu(parser: argparse.ArgumentParser) -> None:
+    """Add --gpu, which `policy_of` reads."""
+    parser.add_argument(
+        "--gpu", action="store_true",
+        help="show programs the NVIDIA GPUs of this host, whose driver in the kernel is trusted then, "
+        "and raise limits to what these need; devices.gpu of a policy names single ones",
     )  # fmt: skip
 
 
@@ -121,6 +131,41 @@ def add_backend(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def workers(text: str) -> "int | Literal['auto']":
+    """Return the number of workers, for argparse."""
+    return "auto" if text == "auto" else int(text)
+
+
+def add_workers(parser: argparse.ArgumentParser, of: str = "") -> None:
+    """Add --workers."""
+    whose = f" {of}" if of else ""
+    parser.add_argument(
+        "--workers", type=workers, default=1, metavar="N",
+        help=f"processes that make the cells{whose}, for hosts with many processors, or auto: one for "
+        "every two processors; default 1, the process of this command",
+    )  # fmt: skip
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    """Add --image, which `image_of` and `policy_of` read."""
+    parser.add_argument(
+        "--image", metavar="REF",
+        help="programs see the files of this image, and may change them as root: a name, or the "
+        "path of a layout, tar or directory; default none. The policy is workshop by default",
+    )  # fmt: skip
+
+
+def image_of(options: argparse.Namespace) -> "dict[str, Any]":
+    """Return the argument of `Sandbox` that --image gives, if any; raises PolicyError."""
+    if options.image is None:
+        return {}
+    if getattr(options, "backend", None) == "oci":
+        from ...policies.errors import PolicyError
+
+        raise PolicyError("--image: cannot be combined with --backend oci")
+    return {"image": options.image}
+
+
 def backend_of(options: argparse.Namespace) -> "dict[str, Any]":
     """Return the arguments of `Sandbox` that the options of `add_backend` name.
 
@@ -144,7 +189,7 @@ def backend_of_server(options: argparse.Namespace) -> "dict[str, Any]":
     """
     given = backend_of(options)
     if options.backend == "oci":
-        from ..sandbox.containers.containers import check_holds_sessions
+        from ..sandbox.containers.images import check_holds_sessions
 
         check_holds_sessions(options.runtime)
     return given
@@ -156,7 +201,7 @@ def add_json(parser: argparse.ArgumentParser, kind: str = "array") -> None:
 
 
 def add_skills(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add --skills; `what` says what happens to the skills."""
+    """Add --skills; `what` completes its help: the use of the skills."""
     parser.add_argument(
         "--skills", action="append", nargs="?", const="", metavar="DIR",
         help=f"{what} the trusted skills below this folder, and those that are kept; without DIR those "
@@ -185,12 +230,18 @@ def policy_named(name: str | None, options: argparse.Namespace) -> "Policy":
     from ...policies.policy import Policy, named_layers
 
     policy = Policy(name="strict")
+    if not name and getattr(options, "image", None):
+        name = "workshop"  # a strict policy executes no program of an image
     if name:
-        from ...policies.loading import load_policy
+        from ...policies.profiles.loading import load_policy
 
         policy = load_policy(name)
     chosen = named_layers("--optional", options.optional)
     policy = msgspec.structs.replace(policy, optional_layers=(*policy.optional_layers, *chosen))
+    if getattr(options, "gpu", False):
+        from ...policies.compiling.gpus import with_gpu
+
+        policy = with_gpu(policy, True)
     if getattr(options, "privacy", False):
         privacy = msgspec.structs.replace(policy.privacy, enabled=True)
         policy = msgspec.structs.replace(policy, privacy=privacy)
@@ -217,6 +268,8 @@ def words_of(options: argparse.Namespace, leave_out: Sequence[str]) -> list[str]
 def _is_file(option: str, value: "Any") -> bool:
     if option == "metrics":
         return "/" in value
+    if option == "image":
+        return value[:1] in ("/", ".")
     if option in _FILES_OR_NAMES:
         return os.path.exists(value)
     return option in _FILES and value != "-"
@@ -228,7 +281,7 @@ def audit_of(
 ) -> Iterator["AuditLog | None"]:
     """Open the trail that --audit names; without it import nothing of the audit package.
 
-    With `on_entry`, which hears each record, there is a trail in any case.
+    With `on_entry`, which is called with each record, there is always a trail.
 
     The log keeps no entries in memory: a command has no way to ask for them, and a daemon would keep
     up to 20 MiB of them.
@@ -253,3 +306,39 @@ def print_json(value: "Any", indent: int = 0) -> None:
     encoded = msgspec.json.encode(value)
     text = msgspec.json.format(encoded, indent=indent).decode() if indent else encoded.decode()
     sys.stdout.write(replace_hidden(text, lambda character: json.dumps(character)[1:-1]) + "\n")
+
+
+def add_health(parser: argparse.ArgumentParser) -> None:
+    """Add --health."""
+    parser.add_argument(
+        "--health", metavar="ADDRESS",
+        help="answer only /healthz and /readyz at HOST:PORT, or at this path of a socket, to everyone, "
+        "for load balancers (extra web); default off",
+    )  # fmt: skip
+
+
+def add_operations(parser: argparse.ArgumentParser) -> None:
+    """Add --metrics, --health, --request-log and --otel."""
+    parser.add_argument(
+        "--metrics", metavar="ADDRESS",
+        help="answer /metrics (Prometheus), /healthz and /readyz at HOST:PORT, or at this path of a "
+        "socket (extra metrics)",
+    )  # fmt: skip
+    add_health(parser)
+    parser.add_argument(
+        "--request-log", metavar="FILE",
+        help="append a line of JSON for each request to this file, - for stderr",
+    )  # fmt: skip
+    parser.add_argument(
+        "--otel", action="store_true",
+        help="send spans and metrics by OTLP, as OTEL_EXPORTER_OTLP_ENDPOINT says (extra otlp)",
+    )  # fmt: skip
+
+
+def operations_of(options: argparse.Namespace) -> "OperatorSettings":
+    """Return what the options of `add_operations` and --audit ask for."""
+    from ..servers.request_log import OperatorSettings
+
+    return OperatorSettings(
+        options.audit, options.metrics, options.request_log, options.otel, options.health
+    )

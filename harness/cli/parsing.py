@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 # Compiled when there is an error.
 _CHOICE = r"invalid choice: '(.*?)'"
-_COLUMNS = 80  # of what is not a terminal
+_COLUMNS = 80  # width if the output is not a terminal
 _NUMBER = r"argument (\S+): invalid (?:float|int) value: ('.*')"
 _UNITS = {"MB": " of MiB", "S": " of seconds"}  # by the metavar of the option
 _CHOICES = r"'?([^', ()]+)'?"
 _HOSTS = "to let programs reach a host name it in network.allow of a policy file"
-# What options of other tools do, where a policy is taken.
+# Options of other tools, with cellwright's way to the same effect by a policy.
 _ELSEWHERE = {
     **dict.fromkeys(
         ("--mount", "--volume", "--bind", "--ro-bind", "--allow-read"),
@@ -27,11 +27,10 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("--cpu", "--cpus"), "cpus below [limits] of a policy file is the share of processors"
     ),
-    "--image": "--backend oci --rootfs IMAGE shows the files of an image",
     "--requirements": "did you mean --packages?",
     "--socket": "did you mean --connect?",
 }  # fmt: skip
-_OPTIONS_NEAR = 0.75  # of difflib: options are long, and share their dashes
+_OPTIONS_NEAR = 0.75  # difflib's ratio; high, because options are long and share their dashes
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -79,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         if unknown and is_command:
             message = f"unknown command {unknown[1]!r}"
         if "not allowed with argument" in message and (options := self._unknown_options()):
-            # the value of an unknown option was taken for FILE, which -c excludes
+            # argparse took the value of an unknown option as FILE, which -c excludes
             message = f"unrecognized arguments: {options[0]}"
         if number := re.fullmatch(_NUMBER, message):
             message = (
@@ -89,7 +88,7 @@ class Parser(argparse.ArgumentParser):
             message = f"a command is missing: {', '.join(known)}"
         message = message.replace("one of the arguments FILE -c is", "FILE or -c CODE is")
         if unknown:
-            from ...policies.similar import similar
+            from ...policies.argument_checks import similar
 
             choices = (
                 known if is_command else re.findall(_CHOICES, message.partition("choose from")[2])
@@ -122,9 +121,9 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _hint_at_option(self) -> str:
-        """Return what does here what an unknown option of the command line was to do, or the known
-        option that resembles it."""
-        from ...policies.similar import similar  # only for errors
+        """Return cellwright's way to the effect of another tool's option, or the known option that
+        resembles it."""
+        from ...policies.argument_checks import similar  # only for errors
 
         known = list(self._given_command()._every_option())
         for word in self._unknown_options():

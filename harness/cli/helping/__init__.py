@@ -1,0 +1,1 @@
+"""Commands that explain: help, man page, completion, doctor, policies, benchmarks."""

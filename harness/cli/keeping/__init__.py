@@ -1,0 +1,1 @@
+"""Commands about stored things: trails, runs, tools, skills, packages, workspaces, servers."""

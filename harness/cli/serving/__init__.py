@@ -1,0 +1,1 @@
+"""Commands that start servers and daemons, and that inspect and end running ones."""
