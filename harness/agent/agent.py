@@ -8,44 +8,55 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from ...policies.argument_checks import check_encodable
 from ...policies.closing import Closing
 from ...policies.errors import ClosedError, PolicyError
-from ...policies.policy import Policy, check_encodable
+from ...policies.policy import Policy
 from ...runner.audit.log import AuditLog
 from ...runner.settings import PoolSettings
 from ..making.builtin import Summarise, api_query, file_tools
 from ..making.factory import ToolFactory
-from ..making.merging import MergedTool
+from ..making.factory_catalogue import MergedTool
 from ..runs.durable_runs import Runs
-from ..runs.store import Approval
-from ..sandbox.run import in_thread
+from ..runs.run_store import Approval
+from ..sandbox.calls.executing import AsyncClosing, in_asyncio
 from ..sandbox.sandbox import Sandbox
-from ..sandbox.workspaces.store import Workspaces
+from ..sandbox.sandbox_arguments import HostSettings
+from ..sandbox.workspaces.workspace_store import Workspaces
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
-from ..state import make_private_directory
 from ..tools.broker import Broker
-from ..tools.caller import Caller, Tool
 from ..tools.catalogue import Catalogue, catalogue_of
 from ..tools.registry import ToolRegistry
-from ..tools.vault import Vault
-from .actions import ACTIONS, AgentTools, actions, summary_tool
-from .limits import AgentLimits
-from .memory import AgentMemory
-from .messages import ChatModel, CountTokens, OnText, estimated_tokens
-from .outcome import AgentEvent, AgentResult
-from .planner import Planner
-from .prompts import instructions
+from ..tools.tool import Caller, Tool, Vault
+from ..user_data import make_private_directory
+from .agent_memory import AgentMemory
+from .planner import Planner, Toolsmith
+from .prompts import (
+    AgentLimits,
+    ChatModel,
+    CountTokens,
+    OnText,
+    estimated_tokens,
+    instructions,
+    summarise,
+)
 from .research import Research
-from .step_session import run_of
-from .summaries import summarise
-from .task_loop import AgentParts, Events, TaskLoop
-from .toolsmith import Toolsmith
-from .transcript import INTERRUPTED, PAUSED, AgentRun, AgentStep, Transcripts
+from .task_loop import ACTIONS, AgentParts, AgentTools, Events, TaskLoop, actions, summary_tool
+from .transcript import (
+    INTERRUPTED,
+    PAUSED,
+    AgentEvent,
+    AgentResult,
+    AgentRun,
+    AgentStep,
+    Transcripts,
+    run_of,
+)
 
 if TYPE_CHECKING:
-    from ..sandbox.packages.store import PackageStore
+    from ..sandbox.packages.package_store import PackageStore
     from ..skills.skills import Skills, SkillSet
-    from ..tools.http.client import HttpClient
+    from ..tools.http.http_client import HttpClient
 
 _TRAIL_ENTRIES = 1000
 MAKER = "agent"  # the name under which tools are made
@@ -53,29 +64,27 @@ OnEvent = Callable[[AgentEvent], None]
 _Opened = TypeVar("_Opened", bound="Closing | Transcripts")
 
 
-class Agent(Closing):
+class Agent(AsyncClosing):
     """Runs tasks.  Safe from many threads, each with a task of its own.
 
-    `model`: a ModelClient, or any object with its `ask`; or the URL of a server.
-    `sandbox`: cells get its policy, interpreter, packages and trail; without it those of `policy`,
-    default `strict`.  `registry`, or the path of its file, keeps the tools that are made; default
-    `tools.db` in `directory`.  `tools`: further tools that programs may call, functions or a catalogue
-    such as McpServers; or a Broker or a ToolFactory, whose rules, filters, trail and vault hold for all
-    tools of the agent then.  `vault` has the credentials that tools and `http` name.
-    `directory` keeps the runs, so that another process can resume them; without it they are in memory.
-    `limits`: the budget of each run.  `maker` names the agent as the maker of its tools.
-    `research`: what programs can look up, default nothing.  `planner`: proposes plans, default none.
-    `memory` keeps recipes and facts; default `memory.db` in `directory`.  `trusted_after`: in so many
-    completed runs a made tool must have served to be TRUSTED; 0 leaves that to a person.
-    `skills`: skills that the model is told of, can load, and whose files programs see below /skills;
-    default none.
-    `workspace` names the workspace, of `workspaces` or by default of the user's, whose files programs
-    read and write by `file_read`, `file_write` and `csv_process`; default none.  `http` makes the
-    requests of `api_query`; default one for the section `http` of the policy, if that has rules.
-    `package_store`: where packages of made tools are kept and come from, if `sandbox` is not given;
-    `packages.allow` of the policy names what tools may have.
-    `count_tokens` counts the tokens of a text, by which the conversation is kept within the model's
-    context: the model's tokenizer; default an estimate by the text's bytes.
+    `model`: a ModelClient, or any object with its `ask`; or the URL of a server. `sandbox`: cells get
+    its policy, interpreter, packages and trail; without it those of `policy`, default `strict`.
+    `registry`, or the path of its file, keeps the tools that are made; default `tools.db` in
+    `directory`. `tools`: further tools that programs may call, functions or a catalogue such as
+    McpServers; or a Broker or a ToolFactory, whose rules, filters, trail and vault hold for all tools
+    of the agent then. `vault` has the credentials that tools and `http` name. `directory` keeps the
+    runs, so that another process can resume them; without it they are in memory. `limits`: the budget
+    of each run. `maker` names the agent as the maker of its tools. `research`: sources that programs
+    can search, default none. `planner`: proposes plans, default none. `memory` keeps recipes and facts;
+    default `memory.db` in `directory`. `trusted_after`: in so many completed runs a made tool must have
+    served to be TRUSTED; 0 leaves that to a person. `skills`: skills that the model can load, and whose
+    files programs see below /skills; default none. `workspace` names the workspace, of `workspaces` or
+    by default of the user's, whose files programs read and write by `file_read`, `file_write` and
+    `csv_process`; default none. `http` makes the requests of `api_query`; default one for the section
+    `http` of the policy, if that has rules. `package_store`: the store of packages for made tools, if
+    `sandbox` is not given; `packages.allow` of the policy names the allowed packages. `count_tokens`
+    counts the tokens of a text, by which the conversation is kept within the model's context: the
+    model's tokenizer; default an estimate by the text's bytes.
 
     Close it, or use it as a context manager.
     """
@@ -102,7 +111,12 @@ class Agent(Closing):
             self.calls = self._own(Runs(files.calls))
             self.memory = memory or self._own(AgentMemory(files.memory))
             base = sandbox or self._own(
-                Sandbox(policy=policy, pool=0, audit=_trail(), package_store=package_store)
+                Sandbox(
+                    policy=policy,
+                    pool=0,
+                    audit=_trail(),
+                    host=HostSettings(package_store=package_store),
+                )
             )
             self.factory = self._own(
                 ToolFactory(base, registry or files.tools, maker=maker, pool=1)
@@ -191,22 +205,18 @@ class Agent(Closing):
         return [each.result() for each in runs]
 
     def merge_tools(self) -> tuple[MergedTool, ...]:
-        """Merge tools of this agent that do the same, and name those that are kept in recipes."""
+        """Merge equivalent tools of this agent, and update recipes to the remaining names."""
         merged = self.factory.merge_similar()
         for kept, retired in merged:
             self.memory.replace_tool(retired.name, kept.name)
         return merged
 
-    async def arun(
-        self, task: str, *, on_event: OnEvent | None = None, on_text: OnText | None = None
-    ) -> AgentResult:
-        """`run` for asyncio, in a thread of its own, where `on_event` and `on_text` are called too."""
-        return await in_thread(lambda: self.run(task, on_event=on_event, on_text=on_text))
+    arun = in_asyncio(run)
 
     async def astream(self, task: str) -> AsyncIterator[AgentEvent]:
         """`stream` for asyncio."""
         events = self.stream(task)
-        while (event := await in_thread(lambda: next(events, None))) is not None:
+        while (event := await self._in_thread(lambda: next(events, None))) is not None:
             yield event
 
     def _begin(self, task: str) -> str:
@@ -230,7 +240,7 @@ class Agent(Closing):
             del self._working[run]
 
     def _learn(self, loop: TaskLoop, result: AgentResult) -> None:
-        """Note which tools served a run that is over, and trust those that served often enough.
+        """Record which tools served a finished run, and trust tools that served often enough.
 
         The tests that a model wrote make no trust, and neither does one run, however often it calls.
         """
@@ -242,7 +252,7 @@ class Agent(Closing):
             spec = self._parts.tools.spec_of(used.name)
             if spec is None or (spec.owner, spec.state) != (ToolOwner.AGENT, ToolState.TESTED):
                 continue
-            if spec.digest != used.digest:  # another tool has the name by now
+            if spec.digest != used.digest:  # another tool has taken the name
                 continue
             if self.memory.successes_of(used)[0] >= self._trusted_after:
                 self.factory.registry.set_state(spec.reference, ToolState.TRUSTED)
@@ -268,7 +278,7 @@ class Agent(Closing):
 
     @property
     def policy(self) -> Policy:
-        """What its programs may do."""
+        """The policy of its programs."""
         return self._parts.sandbox.policy
 
     # runs
@@ -314,7 +324,7 @@ def _http_of(policy: Policy) -> "HttpClient | None":
     """Return a client for the rules in the section `http` of a policy; None without rules."""
     if not policy.http.allow:
         return None
-    from ..tools.http.tool import client_of  # imports ssl
+    from ..tools.http.http_tool import client_of  # imports ssl
 
     return client_of(policy.http)
 
@@ -325,7 +335,7 @@ def _trail() -> AuditLog:
 
 
 def _catalogue(tools: "Broker | Catalogue | Iterable[Tool | Callable[..., Any]]") -> Catalogue:
-    """Return the tools that a program may call beside those of the agent."""
+    """Return the tools that a program may call in addition to the agent's."""
     given = _broker_of(tools)
     return given.catalogue if given else catalogue_of(tools)
 
@@ -355,7 +365,6 @@ def _client(url: str) -> ChatModel:
 
 
 def _outcome(events: Events, on_event: OnEvent | None) -> AgentResult:
-    """Return the outcome of a run, once it has ended."""
     while True:
         try:
             event = next(events)

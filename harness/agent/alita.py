@@ -16,34 +16,31 @@ import msgspec
 
 from ...policies.closing import Closing
 from ...policies.errors import CellwrightError, PolicyError, ToolError, ToolNotFound
-from ...policies.source.parsing import TooDeep, parse
-from ...runner.result import SandboxResult, SandboxStatus
+from ...policies.source.python_check import TooDeep, parse
+from ...runner.requests.result import SandboxResult, SandboxStatus
 from ..making.builtin import api_query, file_tools, text_summarize
 from ..making.factory import ToolFactory
-from ..sandbox.run import in_thread
+from ..sandbox.calls.background import in_thread
 from ..sandbox.sandbox import Sandbox
-from ..sandbox.workspaces.store import Workspaces
+from ..sandbox.workspaces.workspace_store import Workspaces
 from ..schemas.spec import ToolSpec
 from ..tools.broker import Broker
 from ..tools.catalogue import Catalogue, Offer
-from ..tools.http.client import HttpClient
-from ..tools.vault import Vault
+from ..tools.http.http_client import HttpClient
+from ..tools.tool import Vault
 from .agent import Agent
-from .limits import AgentLimits
-from .memory import AgentMemory
-from .messages import ChatModel
-from .planner import Planner
+from .agent_memory import AgentMemory
+from .planner import Planner, Toolsmith
+from .prompts import AgentLimits, ChatModel, summarise
 from .research import Research
-from .summaries import summarise
-from .toolsmith import Toolsmith
 
-# The blueprint's names of the tools that an agent has from the beginning.
+# Names that the blueprint gives to an agent's first tools.
 _READY_MADE = {
     "ApiQueryTool": "api_query", "FileReadTool": "file_read", "FileWriteTool": "file_write",
     "TextSummarizer": "text_summarize", "CsvProcessor": "csv_process",
 }  # fmt: skip
 _OPERATIONS = {"select": "columns", "filter": "where"}
-_FILES = "files"  # the workspace in which those tools keep files
+_FILES = "files"  # the workspace in which these tools keep files
 _URL = "OPENAI_BASE_URL"
 _DEFAULT_URL = "https://api.openai.com/v1"
 
@@ -69,11 +66,11 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
 
     `model_url` and `model_name` name the model's server; by default the variables OPENAI_BASE_URL and
     OPENAI_MODEL, of the environment or of a file `.env` in the working directory that this user owns
-    and nobody else may write.  A key of the environment is not sent to a server that only the file
-    names.  `planning["max_react_steps"]` is the budget of steps, and
-    `mcp["execution_timeout"]` the seconds of a call of a tool.  `security["sandbox_enabled"]` must stay
-    True: there is no other way of running anything.  `security["allowed_imports"]` is kept for programs
-    that read it, and decides nothing: a cell confines whatever is imported.
+    and no other user may write. A key of the environment is not sent to a server that only the file
+    names. `planning["max_react_steps"]` is the budget of steps, and `mcp["execution_timeout"]` the
+    seconds of a call of a tool. `security["sandbox_enabled"]` must stay True: there is no other way of
+    running anything. `security["allowed_imports"]` is kept for programs that read it, and decides
+    nothing: a cell confines whatever is imported.
     """
 
     openai_api_key: str | None = None
@@ -90,7 +87,9 @@ class AlitaConfig(msgspec.Struct, kw_only=True):
         file = _file_variables()
         known = file | os.environ
         is_of_file = not self.model_url and not os.environ.get(_URL) and bool(file.get(_URL))
-        keys = file if is_of_file else known  # a repository's file must not send for the user's key
+        keys = (
+            file if is_of_file else known
+        )  # a repository's file must not make the user's key leave
         self.openai_api_key = self.openai_api_key or keys.get("OPENAI_API_KEY")
         self.anthropic_api_key = self.anthropic_api_key or known.get("ANTHROPIC_API_KEY")
         self.model_url = self.model_url or known.get(_URL) or _DEFAULT_URL
@@ -150,7 +149,7 @@ class WebAgent:
         self.research = research or Research(installed=True)
 
     async def search(self, query: str) -> list[dict[str, str]]:
-        """Return what is found: title, source and text, which is untrusted."""
+        """Return the findings: title, source and text, which is untrusted."""
         found = await in_thread(lambda: self.research.search(query))
         return [each._asdict() for each in found]
 
@@ -415,7 +414,7 @@ class SandboxExecutor(Closing):
         )  # fmt: skip
 
     async def validate_code(self, code: str) -> bool:
-        """Tell whether code is Python; what it may do is for its cell."""
+        """Tell whether code is Python; its cell decides what it may do."""
         try:
             parse(code)
         except (TooDeep, SyntaxError, ValueError, RecursionError, MemoryError):

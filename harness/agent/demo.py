@@ -7,7 +7,7 @@ cells.  The script looks at the conversation only, as a model does.
 from collections.abc import Sequence
 from typing import Any
 
-from .messages import USUAL, Message, ModelReply, OnText, Sampling, estimated_tokens
+from .prompts import USUAL, Message, ModelReply, OnText, Sampling, estimated_tokens
 
 TASKS = (
     "Is ann@example.org a valid e-mail address, and is bob@example?",

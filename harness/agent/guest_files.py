@@ -1,7 +1,7 @@
 """The files of an agent's tools as files of its programs: this module's text runs in the cell.
 
-A file that file_write wrote can be opened below /workspace; file_read and csv_process see a file that
-a program wrote there.  It imports nothing of ours; its calls are recorded as those of the program.
+A file that file_write wrote can be opened below /workspace; file_read and csv_process see a file that a
+program wrote there. It imports no module of cellwright; its calls are recorded as those of the program.
 """
 
 import os
@@ -15,7 +15,7 @@ Steps = Generator[tuple[str, dict[str, Any]], Any, Any]
 def share(tools: Any, place: str = "/workspace") -> None:
     """Replace the file tools in the module `tools`, and its `call_tool`, by ones that share files."""
     call: Callable[..., Any] = tools.call_tool
-    known: dict[str, object] = {}  # path -> the text that the tools have
+    known: dict[str, object] = {}  # path -> the text that the tools know
 
     def steps(name: str, given: dict[str, Any]) -> Steps:
         path = given.get("filepath")
@@ -36,7 +36,7 @@ def share(tools: Any, place: str = "/workspace") -> None:
         if name not in (*_READING, "file_write") or not isinstance(args, dict):
             return call(name, args)
         path = args.get("filepath")
-        if isinstance(path, str):  # as programs name the same file
+        if isinstance(path, str):  # normalised, because programs name a file in several ways
             args = {**args, "filepath": path.removeprefix(f"{place}/")}
         work = steps(name, args)
         return _answers(call, work, call(*next(work)))
@@ -70,7 +70,7 @@ def _answers(call: Callable[..., Any], work: Steps, answer: Any) -> Any:
 
 async def _answers_later(call: Callable[..., Any], work: Steps, answer: Any) -> Any:
     while True:
-        given = await answer  # outside of `try`: what it raises is not ours to catch
+        given = await answer  # outside of `try`, because its exceptions belong to the program
         try:
             answer = call(*work.send(given))
         except StopIteration as end:

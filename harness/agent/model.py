@@ -18,9 +18,9 @@ import msgspec
 from ...policies.closing import Closing
 from ...policies.errors import ModelError, ModelUnavailable, PolicyError
 from ...policies.extras import how_to_install
-from ..sources import SecretSource, SecretUnreadable, read_secret
 from ..text.hidden import line
-from .messages import USUAL, Message, ModelReply, OnText, Sampling, ToolRequest, estimated_tokens
+from ..user_data import SecretSource, SecretUnreadable, read_secret
+from .prompts import USUAL, Message, ModelReply, OnText, Sampling, ToolRequest, estimated_tokens
 
 try:
     import httpx2
@@ -30,11 +30,11 @@ except ImportError:
     ) from None
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-_MOST_BYTES = 8 << 20  # of one answer, with what frames its text
-_MOST_CHARACTERS = 1 << 20  # of the text of a reply
+_MOST_BYTES = 8 << 20  # bytes of one answer, framing included
+_MOST_CHARACTERS = 1 << 20  # characters in a reply
 _MOST_REPLY_TOKENS = 4096
-_MOST_REQUESTS = 32  # calls of tools in one reply
-_SHOWN = 300  # characters of a server's own words in an error
+_MOST_REQUESTS = 32  # tool calls in one reply
+_SHOWN = 300  # characters of a server's message quoted in an error
 _FIRST_WAIT_SECONDS = 0.5  # doubled with each repetition
 _LONGEST_WAIT_SECONDS = 30.0
 _MAY_PASS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
@@ -43,14 +43,13 @@ _MAY_PASS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 class ModelClient(Closing):
     """A model behind an endpoint with the chat-completions protocol.  Safe from many threads.
 
-    `url`: the base, such as `http://127.0.0.1:8080/v1`.  `model`: its name there; some servers have
-    one and need none.  `key`: the API key, or a source of it, such as `from_keyring(service, user)`,
-    which is read once; by default $OPENAI_API_KEY.  `timeout`: seconds that may pass without a byte,
-    also before the first token; `reply_seconds`: those that one reply may take, with its repetitions.
-    `retries`: how often a request that failed for a reason that may pass is repeated.
-    `context_tokens`: of the conversation with its reply, as the server was started.  `reply_tokens`:
-    the longest reply, by default a quarter of the context, at most 4,096.  `extra`: further members of
-    each request.
+    `url`: the base, such as `http://127.0.0.1:8080/v1`. `model`: its name there; some servers have one
+    and need none. `key`: the API key, or a source of it, such as `from_keyring(service, user)`, which
+    is read once; by default $OPENAI_API_KEY. `timeout`: longest time in seconds without a byte, also
+    before the first token. `reply_seconds`: longest time of one reply with its repetitions. `retries`:
+    how often a request that failed for a reason that may pass is repeated. `context_tokens`: of the
+    conversation with its reply, as the server was started. `reply_tokens`: the longest reply, by
+    default a quarter of the context, at most 4,096. `extra`: further members of each request.
 
     Raises PolicyError for invalid arguments.
     """
@@ -75,7 +74,7 @@ class ModelClient(Closing):
         self._retries, self._first_wait = retries, first_wait
         self._extra = dict(extra)
         self._closed = threading.Event()
-        self._counts_usage = True  # until the server refuses the request for it
+        self._counts_usage = True  # False once the server refuses to count usage
         headers = {"Accept-Encoding": "identity", **_authorization(key)}
         self._http = httpx2.Client(
             headers=headers, timeout=httpx2.Timeout(timeout), trust_env=True, follow_redirects=False
@@ -206,10 +205,10 @@ class _Answer:
         self.usage = (0, 0)
         self._on_text = on_text
         self._length = 0
-        self._requests: dict[int, list[str]] = {}  # by place: name, arguments
+        self._requests: dict[int, list[str]] = {}  # by index: name and pieces of arguments
 
     def add(self, chunk: object) -> None:
-        """Take in one JSON value of the server; what is not of the protocol is passed over."""
+        """Process one JSON value of the server; unknown members are ignored."""
         if not isinstance(chunk, dict):
             return
         if chunk.get("error"):
@@ -280,8 +279,8 @@ def _read(response: httpx2.Response, on_text: OnText | None, deadline: float) ->
 
 
 def _lines(response: httpx2.Response, deadline: float) -> Iterator[bytes]:
-    """Return the lines of an answer of at most _MOST_BYTES; what comes after them is not read."""
-    held: list[bytes] = []  # of a line that may come byte by byte
+    """Return the lines of an answer of at most _MOST_BYTES; the rest is not read."""
+    held: list[bytes] = []  # pieces of a line that may arrive byte by byte
     for part, is_last in _parts(response, deadline, _MOST_BYTES):
         first, *lines = part.split(b"\n")
         held.append(first)
@@ -319,7 +318,6 @@ def _decoding() -> Iterator[None]:
 
 
 def _words(response: httpx2.Response, deadline: float) -> str:
-    """Return the status of a failed request, with what the server says about it."""
     most = 16 * _SHOWN
     data = b"".join(part for part, _ in _parts(response, deadline, most))[:most]
     try:

@@ -1,7 +1,7 @@
 """`Research`: looks things up for an agent, in folders of the host and where its rules let HTTP go.
 
-What it finds is data from outside, and each finding says where it is from.  A page of HTML becomes text
-in a cell, because a parser of hostile bytes does not belong in this process.
+Findings are data from outside, and each names its source. A page of HTML becomes text in a cell,
+because a parser of hostile bytes does not belong in this process.
 """
 
 import base64
@@ -16,14 +16,14 @@ from urllib.parse import quote, quote_plus, urljoin, urlsplit
 
 from ...policies.errors import CellwrightError, PolicyError, ToolFailed, ToolNotFound
 from ..sandbox.packages.lock import normalised
-from ..sandbox.packages.pip_settings import settings_of_pip
+from ..sandbox.packages.package_sources import settings_of_pip
 from ..sandbox.sandbox import Sandbox
 from ..search.documents import document_of
 from ..search.search import SearchIndex
 from ..text.hidden import line, prose
-from ..tools.caller import Caller
-from ..tools.http.client import HttpClient
-from ..tools.http.tool import http_tool
+from ..tools.http.http_client import HttpClient
+from ..tools.http.http_tool import http_tool
+from ..tools.tool import Caller
 
 _SUFFIXES = (".md", ".rst", ".txt")
 _MOST_FILES, _MOST_BYTES = 2000, 1 << 20
@@ -31,7 +31,7 @@ _SHOWN, _PAGE = 400, 20_000  # characters of a finding, and of a page
 _HOST = Caller()
 _PROJECT = "application/vnd.pypi.simple.v1+json"  # packaging.python.org, "Simple repository API"
 _SUMMARY = re.compile(r"^Summary: (.+)$", re.MULTILINE)
-# Runs in a cell: text of HTML, without scripts and styles.
+# Runs in a cell: extracts the text of HTML without scripts and styles.
 _TO_TEXT = """\
 import html.parser
 
@@ -65,10 +65,10 @@ class ResearchFinding(NamedTuple):
 class Research:
     """Looks things up.  Without arguments it finds nothing.
 
-    `http`: makes requests as far as its rules allow; without it there are none.  `search_url`: a search
-    engine that answers as SearXNG does (`/search?q=...&format=json`).  `github`: ask it too, if the
-    rules allow `api.github.com`.  `pypi`: ask the index of packages that pip's settings name
-    (`global.index-url`), if the rules allow its host.  `folders`: of documents on this host.
+    `http`: makes requests that its rules allow; without it there are no requests. `search_url`: a
+    search engine that answers as SearXNG does (`/search?q=...&format=json`). `github`: ask it too, if
+    the rules allow `api.github.com`. `pypi`: ask the index of packages that pip's settings name
+    (`global.index-url`), if the rules allow its host. `folders`: of documents on this host.
     `installed`: the packages of this Python are documents too, by name and summary.
     """
 
@@ -114,7 +114,7 @@ class Research:
     def read(self, source: str, sandbox: Sandbox, caller: Caller = _HOST) -> str:
         """Return the text of a page or of a file of the folders.
 
-        Raises ToolNotFound for a file elsewhere, and what the request raises.
+        Raises ToolNotFound for a file elsewhere, and the exceptions of the request.
         """
         if "://" not in source:
             return self._file(Path(source))

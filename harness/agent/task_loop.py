@@ -1,45 +1,213 @@
 """`TaskLoop`: one run of an agent while this process works on it.
 
-One step: ask the model, record its reply, run its program, record what came of it.  Whatever ends the
+One step asks the model, records its reply, runs its program, and records the outcome. Whatever ends the
 process, the next one goes on at the step that was being made, and calls nothing twice.
+
+`AgentTools`: the tools of an agent's programs: actions, made tools and the caller's tools.
 """
 
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from ...policies.errors import ToolBudgetExceeded
-from ...runner.result import SandboxResult
+from ...policies.errors import ToolBudgetExceeded, ToolError, ToolNotFound
+from ...runner.requests.result import SandboxResult
+from ..making.builtin import Summarise, text_summarize
 from ..privacy.naming import HOST, PROGRAM
 from ..runs.durable_runs import CallState, RunCall, Runs
 from ..sandbox.sandbox import Sandbox
-from .actions import ACTIONS, FINAL_ANSWER, AgentTools
-from .conversation import Conversation
-from .limits import AgentLimits, AgentUsage
-from .memory import AgentMemory, Recipe, UsedTool
-from .messages import USUAL, ChatModel, CountTokens, Message, ModelReply, OnText, Sampling
-from .outcome import AgentEvent, AgentResult
-from .planner import Planner
-from .prompts import AGAIN, notes_of, observation, task_text, unusable
-from .reply import CodeAction, FinalAnswer, Unusable, read_reply
-from .step_session import ANSWER, CODE, ERROR, UNUSABLE, StepSession, call_run, run_of
-from .transcript import COMPLETED, FAILED, PAUSED, AgentRun, AgentStep, Transcripts
+from ..schemas.spec import ToolOwner, ToolSpec, ToolState
+from ..skills.skills import SkillSet
+from ..tools.catalogue import Catalogue
+from ..tools.tool import Caller, Tool
+from .agent_memory import AgentMemory, Recipe, UsedTool
+from .planner import CodeAction, FinalAnswer, Planner, Unusable, read_reply
+from .prompts import (
+    AGAIN,
+    USUAL,
+    AgentLimits,
+    AgentUsage,
+    ChatModel,
+    Conversation,
+    CountTokens,
+    Message,
+    ModelReply,
+    OnText,
+    Sampling,
+    notes_of,
+    observation,
+    task_text,
+    unusable,
+)
+from .research import Research, as_data
+from .transcript import (
+    ANSWER,
+    CODE,
+    COMPLETED,
+    ERROR,
+    FAILED,
+    PAUSED,
+    UNUSABLE,
+    AgentEvent,
+    AgentResult,
+    AgentRun,
+    AgentStep,
+    StepSession,
+    Transcripts,
+    call_run,
+    run_of,
+)
+
+ACTIONS = "agent"  # first part of the names of actions, as if a server offered them
+FINAL_ANSWER, BUILD_TOOL = "agent.final_answer", "agent.build_tool"
+SEARCH_WEB, READ_PAGE = "agent.search_web", "agent.read_page"
+FIND_SKILL, LOAD_SKILL = "agent.find_skill", "agent.load_skill"
+
+Build = Callable[[str, str, Caller], ToolSpec]  # arguments: name, description, caller
+SkillsOf = Callable[
+    [], SkillSet
+]  # returns the skills of the sandbox, which is made after its tools
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 4000}
+
+
+def actions(
+    build: Build, research: Research | None, sandbox: Sandbox, skills: SkillsOf | None = None
+) -> list[Tool]:
+    """Return the tools by which a program acts on its run; `sandbox` reads pages."""
+    looking = [_search_web(research), _read_page(research, sandbox)] if research else []
+    loading = [_find_skill(skills), _load_skill(skills)] if skills else []
+    return [_final_answer(), _build_tool(build), *looking, *loading]
+
+
+def _final_answer() -> Tool:
+    """A call of this tool is the answer: the run's record has it, so nothing else is done here."""
+    spec = _spec(
+        FINAL_ANSWER, "End the task with this answer.",
+        {"answer": {"description": "the answer, as JSON has it"}}, ["answer"],
+    )  # fmt: skip
+    return Tool(spec, lambda arguments, caller: "the task is over")
+
+
+def _build_tool(build: Build) -> Tool:
+    spec = _spec(
+        BUILD_TOOL, "Write, test and keep a new tool for a job that no tool does.",
+        {"name": _TEXT, "description": _TEXT}, ["name", "description"],
+    )  # fmt: skip
+
+    def perform(arguments: dict[str, Any], caller: Caller) -> dict[str, Any]:
+        made = build(arguments["name"], arguments["description"], caller)
+        return {
+            "name": made.name, "state": made.state.value, "description": made.description,
+            "parameters": made.parameters.get("properties", {}),
+        }  # fmt: skip
+
+    return Tool(spec, perform)
+
+
+def _search_web(research: Research) -> Tool:
+    spec = _spec(
+        SEARCH_WEB, "Look documents and pages up: a list with title, source and text.",
+        {"query": _TEXT}, ["query"],
+    )  # fmt: skip
+    return Tool(spec, lambda given, caller: as_data(research.search(given["query"], caller)))
+
+
+def _read_page(research: Research, sandbox: Sandbox) -> Tool:
+    spec = _spec(
+        READ_PAGE, "The text of a page or document that search_web found.", {"source": _TEXT},
+        ["source"],
+    )  # fmt: skip
+    return Tool(spec, lambda given, caller: research.read(given["source"], sandbox, caller))
+
+
+def _find_skill(skills: SkillsOf) -> Tool:
+    spec = _spec(FIND_SKILL, "Find skills for a task.", {"query": _TEXT}, ["query"])
+    return Tool(spec, lambda given, caller: skills().search(given["query"]))
+
+
+def _load_skill(skills: SkillsOf) -> Tool:
+    spec = _spec(
+        LOAD_SKILL, "A page of the instructions of a skill, or of a text file of it.",
+        {"name": _TEXT, "path": {"type": "string", "maxLength": 4000},
+         "page": {"type": "integer", "minimum": 1}},
+        ["name"],
+    )  # fmt: skip
+
+    def perform(given: dict[str, Any], caller: Caller) -> str:
+        return skills().load_page(given["name"], given.get("path", ""), given.get("page", 1))
+
+    return Tool(spec, perform)
+
+
+def summary_tool(model_of: Callable[[Caller], Summarise]) -> Tool:
+    """Return `text_summarize`, which asks the model of the run whose program calls it."""
+    spec = text_summarize(lambda text, length: "").spec
+    return Tool(spec, lambda given, caller: text_summarize(model_of(caller)).perform(given, caller))
+
+
+def _spec(name: str, description: str, properties: dict[str, Any], required: list[str]) -> ToolSpec:
+    parameters = {
+        "type": "object", "properties": properties, "required": required,
+        "additionalProperties": False,
+    }  # fmt: skip
+    # Idempotent: a repeated call finds the tool that was made, or the answer that was given.
+    return ToolSpec(
+        name=name, description=description, parameters=parameters, server=ACTIONS, idempotent=True,
+        owner=ToolOwner.DEVELOPER, state=ToolState.TRUSTED,
+    )  # fmt: skip
+
+
+class AgentTools:
+    """A catalogue of several; for equal names the first one counts."""
+
+    def __init__(self, *catalogues: Catalogue) -> None:
+        self._catalogues = catalogues
+
+    def get(self, name: str) -> Tool:
+        """Return a tool; raises ToolNotFound."""
+        for each in self._catalogues:
+            try:
+                return each.get(name)
+            except ToolNotFound:
+                continue
+        raise ToolNotFound(f"there is no tool {name!r}", tool=name)
+
+    def spec_of(self, name: str) -> ToolSpec | None:
+        """Return the spec of a tool that can be called; None if there is none."""
+        try:
+            return self.get(name).spec
+        except ToolError:
+            return None
+
+    def specs(self) -> Iterable[ToolSpec]:
+        """Return the specs of all, each name once."""
+        found: dict[str, ToolSpec] = {}
+        for catalogue in self._catalogues:
+            for spec in catalogue.specs():
+                found.setdefault(spec.name, spec)
+        return list(found.values())
+
+    def revision(self) -> int | None:
+        """Return a number that changes with each change of the tools; None if one cannot tell."""
+        found = [getattr(each, "revision", None) for each in self._catalogues]
+        return None if None in found else sum(each() for each in found if each)
+
 
 Events = Generator[AgentEvent, None, AgentResult]
 
 _MOST_UNUSABLE = 6  # replies in a row
 _SAME_IS_TOLD, _SAME_ENDS = 3, 5  # equal programs in a row with equal observations
-_CONTEXT_SHARE = 0.7  # of the model's context for the conversation; the rest is for its reply
+_CONTEXT_SHARE = 0.7  # share of the model's context for the conversation; the rest is for its reply
 _REPLAN_AFTER = 2  # programs in a row that failed
-_WARN_AT = 2  # steps that are left when the model is told so
+_WARN_AT = 2  # with so many steps left the model gets a warning
 
 
 class AgentParts(NamedTuple):
-    """What all runs of an agent share; `instructions` are the first message to the model."""
+    """State that all runs of an agent share; `instructions`: the first message to the model."""
 
     transcripts: Transcripts
     calls: Runs
@@ -64,7 +232,7 @@ class TaskLoop:
         self._conversation: Conversation
         self._session = StepSession(parts.sandbox, parts.calls, run.run)
         self._lock = threading.Lock()  # a program may have several tools built at once
-        self._notes: list[str] = []  # of the Toolsmith
+        self._notes: list[str] = []  # notes of the Toolsmith
         self._used = AgentUsage()
         self._began = time.monotonic()
         self._unusable = 0  # replies in a row
@@ -86,7 +254,7 @@ class TaskLoop:
         self, messages: Sequence[Message], sampling: Sampling = USUAL, *,
         schema: dict[str, Any] | None = None, on_text: OnText | None = None,
     ) -> ModelReply:  # fmt: skip
-        """Ask the model, and count what it costs; with privacy, it sees tokens for personal data."""
+        """Ask the model and count the cost; with privacy, it sees tokens in place of personal data."""
         if privacy := self._parts.sandbox.privacy:
             scope = privacy.scope(self.run)
             messages = [each._replace(text=scope.text(
@@ -111,14 +279,14 @@ class TaskLoop:
             raise ToolBudgetExceeded(why, "use the tools that exist, or call final_answer")
 
     def note(self, told: str) -> None:
-        """Tell what came of the draft of a tool, after the program that asked for it."""
+        """Report the outcome of a tool's draft, after the program that asked for it."""
         with self._lock:
             self._notes.append(told)
 
     def tools_used(self) -> tuple[UsedTool, ...]:
         """Return the tools of the caller and the made ones that answered in this run.
 
-        A tool that was replaced meanwhile is named with the digest of what was called.
+        A tool that was replaced meanwhile has the digest of the called version.
         """
         used: dict[UsedTool, None] = {}
         for step in self._store.steps(self.run):
@@ -131,7 +299,7 @@ class TaskLoop:
     # the loop
 
     def go_on(self) -> Events:
-        """Do step after step until the run is over or waits; yield what happens, return the outcome."""
+        """Do step after step until the run is over or waits; yield events, return the outcome."""
         yield AgentEvent("started", 0, self.run)
         with self._session:
             self._begin()
@@ -145,7 +313,6 @@ class TaskLoop:
                 step = None
 
     def _begin(self) -> None:
-        """Begin the conversation, with what is known beside the task."""
         notes = self._store.notes(self.run)
         if notes is None:
             recipes = self._parts.memory.recipes_for(self.task)
@@ -167,7 +334,6 @@ class TaskLoop:
         return best.text() if best else ""
 
     def _recall(self) -> AgentStep | None:
-        """Take in what is on record; return the step that was begun and not finished."""
         steps = self._store.steps(self.run)
         if steps:
             self._used = steps[-1].used
@@ -187,7 +353,6 @@ class TaskLoop:
         return "model: it repeats the same program" if self._same >= _SAME_ENDS else ""
 
     def _next(self) -> AgentStep:
-        """Ask the model for the next step, and record its reply."""
         used = self._now()
         few = self._limits.steps - used.steps <= _WARN_AT
         note = f"Only {self._limits.left(used)}: call final_answer soon." if few else ""
@@ -200,7 +365,7 @@ class TaskLoop:
         return AgentStep(number, reply, None, "", self._now())
 
     def _carry_out(self, step: AgentStep) -> Generator[AgentEvent, None, AgentResult | None]:
-        """Do what a reply asks for and record it; return how the run ends, None if it goes on."""
+        """Execute a reply and record it; return the end of the run, None if it continues."""
         match read_reply(step.reply):
             case CodeAction(_, code):
                 return (yield from self._execute(step, code))
@@ -216,7 +381,7 @@ class TaskLoop:
         self, step: AgentStep, code: str
     ) -> Generator[AgentEvent, None, AgentResult | None]:
         left = self._limits.wall_seconds - self._now().wall_seconds
-        if left <= 0:  # the model took it; the program is executed if the run is resumed with more
+        if left <= 0:  # used up by the model; a resumed run with more executes the program
             return (yield from self._end(FAILED, self._must_end()))
         yield AgentEvent("program", step.number, code)
         done = self._session.execute(step.number, code, min(left, self._limits.step_seconds))
@@ -246,7 +411,6 @@ class TaskLoop:
         return msgspec.json.encode(done[0].arguments.get("answer")) if done else None
 
     def _calls_of(self, number: int) -> tuple[RunCall, ...]:
-        """Return the recorded calls of a step; none if it had no program."""
         return self._calls.calls(call_run(self.run, number))
 
     def _finish(self, step: AgentStep, told: str, outcome: str) -> None:
@@ -254,7 +418,6 @@ class TaskLoop:
         self._take_in(step._replace(outcome=outcome), told)
 
     def _take_in(self, step: AgentStep, told: str) -> None:
-        """Add a finished step to the conversation, and count what repeats."""
         action = read_reply(step.reply)
         code = action.code if isinstance(action, CodeAction) else None
         self._unusable = self._unusable + 1 if step.outcome == UNUSABLE else 0

@@ -2,21 +2,36 @@
 
 A reply is on disk before its program runs, and an observation before the next reply is asked for.  So
 after a kill at any moment the record says which step was being made.
+
+`AgentEvent` and `AgentResult`: the progress of a run, and its end.
+
+`StepSession`: the session in which the programs of one run execute, rebuilt after a restart.
+
+Each step is a durable run (harness/runs): its calls of tools are recorded, so that they are not made
+twice, and it can wait for a person.  A new process makes the session again by repeating the finished
+steps, which get the recorded answers; nothing is called.
 """
 
 import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from ...policies.errors import PolicyError, RegistryError
-from ...runner.cgroups.tree import start_time
+from ...policies.closing import Closing
+from ...policies.errors import PolicyError, RegistryError, SessionLost
+from ...runner.cgroups.cgroup_tree import start_time
+from ...runner.requests.result import SandboxResult, SandboxStatus
 from ..database import Database
-from .limits import AgentUsage
-from .messages import ModelReply
+from ..runs.durable_runs import Runs
+from ..runs.run_store import Approval
+from ..sandbox.parameters import CallArguments
+from ..sandbox.sandbox import Sandbox
+from ..sandbox.sessions.session import Session
+from .planner import CodeAction, read_reply
+from .prompts import AgentUsage, ModelReply, prelude
 
 _FORMAT = 1
 _SCHEMA = """
@@ -49,11 +64,10 @@ class AgentRun(NamedTuple):
 
 
 class AgentStep(NamedTuple):
-    """One reply of the model and what came of it.
+    """One reply of the model and its outcome.
 
-    `observation` is None until the step is finished.  `outcome` is one word: `code`, `error`, `lost`
-    (the session with its variables is gone), `unusable` or `answer`.  `used` is what the run had used
-    after it.
+    `observation` is None until the step is finished. `outcome` is one word: `code`, `error`, `lost`
+    (the session with its variables is gone), `unusable` or `answer`. `used`: the run's usage after it.
     """
 
     number: int
@@ -136,13 +150,15 @@ class Transcripts:
                 db.execute(f"DELETE FROM {table} WHERE run = ?", (run,))  # noqa: S608 - of two
 
     def notes(self, run: str) -> str | None:
-        """Return what a run's model was told beside the task; None if that was not decided yet."""
+        """Return the text that a run's model got in addition to the task; None if it is not decided
+        yet."""
         with self._database.reading() as db:
             found = db.execute("SELECT notes FROM agents WHERE run = ?", (run,)).fetchone()
         return found[0] if found else None
 
     def set_notes(self, run: str, notes: str) -> None:
-        """Record what the model is told beside the task, so that it is the same after a resume."""
+        """Record the text that the model gets in addition to the task, so that it is the same after
+        a resume."""
         with self._database.writing("change") as db:
             db.execute("UPDATE agents SET notes = ? WHERE run = ?", (notes, run))
 
@@ -159,7 +175,7 @@ class Transcripts:
     def finish_step(
         self, run: str, number: int, observation: str, outcome: str, used: AgentUsage
     ) -> None:
-        """Record what came of a step."""
+        """Record the outcome of a step."""
         with self._database.writing("change") as db:
             db.execute(
                 "UPDATE steps SET observation = ?, outcome = ?, used = ? "
@@ -180,7 +196,7 @@ class Transcripts:
 
     @contextlib.contextmanager
     def _undamaged(self) -> Iterator[None]:
-        """Raise RegistryError if what was read is not what this class writes."""
+        """Raise RegistryError if the file was not written by this class."""
         try:
             yield
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
@@ -217,10 +233,124 @@ def _this_process() -> str:
 
 
 def _lives(owner: str) -> bool:
-    """Tell whether the process lives; its number alone may be another's by now."""
+    """Tell whether the process lives; its number alone may belong to another process by now."""
     process, _, started = owner.partition(" ")
     return bool(started) and process.isdecimal() and start_time(int(process)) == started
 
 
 def _no_run(run: str) -> NoReturn:
     raise PolicyError(f"there is no run {run!r}", "`cellwright agent runs` lists them")
+
+
+class AgentEvent(NamedTuple):
+    """An event of a run: `started` (text: its id), `program`, `observation`, `unusable`, `paused`,
+    `completed`, `failed`; `step` counts from 1."""
+
+    kind: str
+    step: int
+    text: str
+
+
+class AgentResult(NamedTuple):
+    """The outcome of working on a run.
+
+    `status`: completed, paused (a call waits for approval), or failed; `reason` says why. `answer`: the
+    model's final answer, which is data of a program in a cell.
+    """
+
+    run_id: str
+    status: str
+    answer: Any
+    reason: str
+    usage: AgentUsage
+    pending: tuple[Approval, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status == COMPLETED
+
+
+CODE, ERROR, LOST, UNUSABLE, ANSWER = "code", "error", "lost", "unusable", "answer"
+_RAN = (CODE, ERROR, ANSWER)
+_LOST = "The session ended, and with it every variable and file. A new one has begun."
+
+
+class StepResult(NamedTuple):
+    """The outcome of a program; `outcome`: a word of AgentStep, empty while it waits for a person.
+
+    `notice`: text that the model must get with the result.
+    """
+
+    result: SandboxResult | None
+    outcome: str
+    notice: str = ""
+
+
+class StepSession(Closing):
+    """The session of one run of an agent."""
+
+    def __init__(self, sandbox: Sandbox, runs: Runs, run: str) -> None:
+        self._sandbox, self._runs, self._run = sandbox, runs, run
+        self._session: Session | None = None
+        self._notice = ""
+
+    def rebuild(self, steps: Sequence[AgentStep]) -> None:
+        """Repeat the finished steps after the last one that lost the session."""
+        since = max((each.number for each in steps if each.outcome == LOST), default=0)
+        for each in steps:
+            is_code = isinstance(read_reply(each.reply), CodeAction)
+            if each.number <= since or each.outcome not in _RAN or not is_code:
+                continue
+            attempt = self._runs.repeat(self._opened(), call_run(self._run, each.number))
+            if attempt.result.reason == "diverged" or self._is_lost():
+                self._notice = (
+                    f"The run was resumed, and program {each.number} did something else when it was "
+                    "repeated: its variables, and later ones, may be missing. Look before you use them."
+                )
+                if self._is_lost():
+                    return
+
+    def execute(self, number: int, code: str, timeout: float) -> StepResult:
+        """Execute the program of a step, or finish it if it was begun in another process."""
+        given = CallArguments(code=code, plain=False)
+        try:
+            run = call_run(self._run, number)
+            result = self._runs.finish(self._opened(), run, given, timeout=timeout).result
+        except SessionLost as lost:
+            self.close()
+            return StepResult(None, LOST, f"{_LOST} {lost.what}.")
+        notice, self._notice = self._notice, ""
+        if result.status is SandboxStatus.PENDING:
+            return StepResult(result, "", notice)
+        if self._is_lost():
+            self.close()
+            return StepResult(result, LOST, _LOST)
+        return StepResult(result, CODE if result.ok else ERROR, notice)
+
+    def close(self) -> None:
+        """End the session; the next step opens another.  Closing twice is fine."""
+        if self._session:
+            self._session.close()
+            self._session = None
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session = self._sandbox.session(self._run)
+            has_files = self._sandbox.has_tool("file_write")
+            prepared = self._session.execute(prelude(has_files=has_files))
+            if not prepared.ok:
+                raise SessionLost(f"the session cannot be prepared: {prepared.error}")
+        return self._session
+
+    def _is_lost(self) -> bool:
+        return self._session is not None and bool(self._session.lost)
+
+
+def call_run(run: str, number: int) -> str:
+    """Return the id of the durable run of one step."""
+    return f"{run}-{number}"
+
+
+def run_of(call_run: str) -> str:
+    """Return the agent's run to which the durable run of a step belongs."""
+    return call_run.rpartition("-")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...policies.errors import CellwrightError, ClosedError, PolicyError, SessionLost
 from ...policies.extras import how_to_install
-from ..adapters.session import AdapterSession
+from ..adapters.common.cell_sandbox_session import AdapterSession
 
 try:
     from ray.experimental.sandbox.backend.base import (
@@ -52,9 +52,9 @@ class _CellOfRay:
 class CellSandboxBackend(BaseSandboxBackend):
     """A session of cellwright for each sandbox, on the node of the process that makes it.
 
-    The image is `cellwright`, or `cellwright:NAME` for a profile other than workshop.  `options`:
-    arguments of `Sandbox`, except `policy`.  What a cell cannot give, such as a network, capabilities,
-    a writable root or another user, raises SandboxCreationError or SandboxExecError.
+    The image is `cellwright`, or `cellwright:NAME` for a profile other than workshop. `options`:
+    arguments of `Sandbox`, except `policy`. Options that a cell cannot satisfy, such as a network,
+    capabilities, a writable root or another user, raise SandboxCreationError or SandboxExecError.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -151,7 +151,6 @@ class CellSandboxRuntime(SandboxRuntime):
 
 
 def _check(config: SandboxConfig) -> None:
-    """Raise SandboxCreationError for a setting that a cell does not have."""
     refused = {
         f"network={config.network!r}: cells have none": config.network != "none",
         "capabilities: cells have none": bool(config.capabilities),

@@ -4,13 +4,39 @@ import contextlib
 import random
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...policies.errors import BusyError, ClosedError, NodeLost
-from .placement import NodeLoad, PackageSet, chosen
 
-_MOST_SETS = 64  # sets of packages that are remembered of each node
+PackageSet = frozenset[str]
+
+
+class NodeLoad(NamedTuple):
+    """A node as the router sees it: its free slots, and sets of packages that it has launchers for."""
+
+    name: str
+    free: int
+    packages: Collection[PackageSet] = ()
+
+
+def chosen(nodes: Sequence[NodeLoad], packages: PackageSet, chance: random.Random) -> str | None:
+    """Return the name of a node with a free slot, None if no node has one.
+
+    Nodes that have used this set of packages come first: another one would build it anew, which
+    takes seconds.  Of two random ones the one with more free slots is taken, which is nearly as even
+    as the best of all, and does not send every caller to the same node (Mitzenmacher, The Power of
+    Two Choices in Randomized Load Balancing, 2001).
+    """
+    free = [node for node in nodes if node.free > 0]
+    if packages:
+        free = [node for node in free if packages in node.packages] or free
+    if not free:
+        return None
+    return max(chance.sample(free, min(2, len(free))), key=lambda node: node.free).name
+
+
+_MOST_SETS = 64  # package sets remembered for each node
 
 
 class RouterLimits(NamedTuple):
@@ -23,7 +49,7 @@ class RouterLimits(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a call asks of a node; `node`: it can be this one only."""
+    """The requirements of a call for its node; `node`: only this one will do."""
 
     packages: PackageSet = frozenset()
     node: str | None = None
@@ -41,7 +67,7 @@ class RouterState(NamedTuple):
 class _RoutedNode:
     def __init__(self, slots: int) -> None:
         self.free = slots
-        self.lost = ""  # why
+        self.lost = ""  # why the node is lost; empty while it is not
         self.packages: OrderedDict[PackageSet, None] = OrderedDict()
 
 
@@ -56,8 +82,8 @@ class _Waiter:
 class Router:
     """Counts the slots of nodes, by name; safe from many threads.
 
-    A call is sent to a node only when it has a free slot there.  So calls wait here, where they can
-    still go to another node, and those that a lost node takes with it are at most its slots.
+    A call is sent to a node only when it has a free slot there. So calls wait here, where they can
+    still go to another node, and a lost node loses at most as many calls as it has slots.
     """
 
     def __init__(
@@ -84,7 +110,7 @@ class Router:
             self._release(name)
 
     def lose(self, name: str, why: str) -> None:
-        """Send no more calls to a node; those that wait for it raise NodeLost."""
+        """Send no more calls to a node; waiting calls for it raise NodeLost."""
         with self._lock:
             self._nodes[name].lost = self._nodes[name].lost or why
             for waiter in list(self._waiters):
@@ -142,7 +168,7 @@ class Router:
     def _wait(self, waiter: _Waiter) -> None:
         try:
             waiter.is_served.wait(self._limits.queue_seconds)
-        except BaseException:  # such as KeyboardInterrupt
+        except BaseException:  # for example KeyboardInterrupt
             self._give_up(waiter)
             raise
         with self._lock:

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 
 from ...policies.errors import ToolArgumentsInvalid, WorkspaceError
-from ..sandbox.workspaces.store import Workspaces
+from ..sandbox.workspaces.workspace_store import Workspaces
 from ..schemas.spec import ToolOwner, ToolSpec, ToolState
-from ..tools.caller import Caller, Tool
-from ..tools.decorator import tool_of
-from ..tools.http.client import HttpClient
-from ..tools.http.tool import http_tool
+from ..tools.http.http_client import HttpClient
+from ..tools.http.http_tool import http_tool
+from ..tools.tool import Caller, Tool, tool_of
 
 Summarise = Callable[[str, int], str]  # text, greatest length of the summary in characters
 _TEXT_CHARACTERS = 1_000_000

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
+from ...policies.argument_checks import check_names
 from ...policies.errors import ToolInvalid
-from ...policies.policy import check_limit, check_names
+from ...policies.policy import check_limit
 from ..schemas.bounds import texts_in
 from ..schemas.functions import FunctionSchema, describe_source
-from ..schemas.spec import Provenance, ToolSpec, ToolTest, grants_of, hash_of
-from ..schemas.tool_names import normalised
+from ..schemas.spec import Provenance, ToolSpec, ToolTest, grants_of, hash_of, normalised
 from ..schemas.validation import compile_schema
 from ..text.hidden import first_hidden
 
@@ -95,7 +95,6 @@ def json_of(where: str, value: Any) -> Any:
 
 
 def _requirements(given: Sequence[str]) -> tuple[str, ...]:
-    """Return requirements in one form, sorted; raises PolicyError for an invalid one."""
     if not (names := _names("requirements", given)):
         return ()
     from ..sandbox.packages.lock import check_requirements, require_extra  # seldom needed
@@ -108,7 +107,7 @@ def _checked_schema(parameters: dict[str, Any], described: FunctionSchema) -> di
     """Return the schema if it describes arguments that this function takes."""
     validator = compile_schema(parameters)
     if validator.unchecked:
-        raise ToolInvalid(f"schema: patterns must not need backtracking, got {validator.unchecked}")
+        raise ToolInvalid(f"schema: patterns must be valid, got {validator.unchecked}")
     for text in texts_in(parameters):
         _check_visible("schema", text)
     given, taken = parameters.get("properties", {}), described.parameters

@@ -7,46 +7,40 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from ...policies import errors
 from ...policies.closing import Closing
-from ...policies.errors import (
-    PolicyError,
-    ToolArgumentsInvalid,
-    ToolDenied,
-    ToolExists,
-    ToolInvalid,
-    ToolNotFound,
-    ToolTestFailed,
-)
-from ...policies.permissions import PermissionSet
+from ...policies.permission_sets import PermissionSet
 from ...policies.policy import Policy
 from ...policies.source.findings import way_out
-from ...policies.tools import Tools
+from ...policies.tool_rules import Tools
 from ..sandbox.sandbox import Sandbox
 from ..schemas.functions import describe_source
-from ..schemas.spec import Provenance, ToolSpec, ToolState
-from ..schemas.tool_names import normalised
+from ..schemas.spec import Provenance, ToolSpec, ToolState, normalised
 from ..search.documents import Kind
-from ..search.model import Model, model_of
+from ..search.search import Model, model_of
 from ..skills.skill import Skill
-from ..skills.store import KeptSkill, SkillStore, export_skill
+from ..skills.skill_store import KeptSkill, SkillStore, export_skill
 from ..tools.approval import Approve, refuse_approval
 from ..tools.broker import Broker
-from ..tools.caller import CALLING, Caller, Tool
-from ..tools.filters import ResultFilter
-from ..tools.index import ToolSearch
 from ..tools.registry import ToolRegistry
-from ..tools.vault import Vault
-from .call_program import program_of_call
-from .catalogue import FactoryCatalogue
+from ..tools.results import ResultFilter
+from ..tools.tool import CALLING, Caller, Tool, Vault
+from ..tools.tool_search import ToolSearch
 from .draft import draft
-from .execution import ToolExecutor
-from .merging import MergedTool, merge_similar
-from .sandboxes import POOL, ToolSandboxes
-from .tool_files import ExportedTool, read_tool, write_tool
-from .tool_skills import skill_of_tool, tools_in
+from .factory_catalogue import (
+    ExportedTool,
+    FactoryCatalogue,
+    MergedTool,
+    merge_similar,
+    read_tool,
+    skill_of_tool,
+    tools_in,
+    write_tool,
+)
+from .tool_executor import POOL, ToolExecutor, ToolSandboxes, program_of_call
 
 if TYPE_CHECKING:
-    from ..sandbox.packages.store import PackageStore
+    from ..sandbox.packages.package_store import PackageStore
 
 # The embedding program has no caps; programs in cells have those of their policy.
 _UNBOUNDED = Tools(
@@ -65,12 +59,12 @@ class ToolFactory(Closing):
 
     A tool's cells have the profile `tool` and the permissions that the tool was made with (default
     none), but never more than `sandbox` allows; they share its trail, interpreter and source checks.
-    `registry`, or the path of its file, stores the tools (default in memory).  `maker` names the agent
-    that makes tools here; it may replace and remove only its own.  `rules`, `vault`, `approve` and
-    `filters` are those of the `broker`, through which every call goes.  `pool` is the number of cells
-    kept ready for each set of permissions.  `model`, a folder with a sentence encoder, lets search find
-    tools by meaning too (default that of the registry).  Without `sandbox`, `optional_layers` are the
-    layers that cells may do without, and `package_store` has the packages of tools.  `close` closes the
+    `registry`, or the path of its file, stores the tools (default in memory). `maker` names the agent
+    that makes tools here; it may replace and remove only its own. `rules`, `vault`, `approve` and
+    `filters` are those of the `broker`, through which every call goes. `pool` is the number of cells
+    kept ready for each set of permissions. `model`: a folder with a sentence encoder, by which search
+    finds tools by meaning too (default: the registry's). Without `sandbox`, `optional_layers` are the
+    layers that cells may do without, and `package_store` has the packages of tools. `close` closes the
     registry if the factory made it.
     """
 
@@ -90,7 +84,7 @@ class ToolFactory(Closing):
         package_store: "PackageStore | None" = None,
     ) -> None:
         if not isinstance(sandbox, Sandbox | None):
-            raise PolicyError(
+            raise errors.PolicyError(
                 f"sandbox: must be a Sandbox, got {sandbox!r}",
                 "ToolFactory(registry=path) stores the tools in a file",
             )
@@ -152,11 +146,11 @@ class ToolFactory(Closing):
             _, why = sandbox.validate_source(source_code)
         if why:
             hint = way_out(why.rpartition(": ")[2])
-            raise ToolInvalid(f"{spec.name}: {why}", hint, tool=spec.name)
+            raise errors.ToolInvalid(f"{spec.name}: {why}", hint, tool=spec.name)
         if known := self._same(spec):
             return known
         if not allow_similar and (other := self.registry.alike(spec)):
-            raise ToolExists(
+            raise errors.ToolExists(
                 f"{spec.name}: {other.name} does the same: {other.description[:200]}",
                 "use it, or pass allow_similar=True",
                 tool=spec.name,
@@ -167,11 +161,11 @@ class ToolFactory(Closing):
             spec = replace(spec, provenance=replace(provenance, packages=packages))
         try:
             return self.registry.add(self._executor.try_out(spec, described), is_new=is_new)
-        except ToolTestFailed as failed:
+        except errors.ToolTestFailed as failed:
             if not inherited:
                 raise
             hint = "these are the tests of the version before: pass tests that fit the new source"
-            raise ToolTestFailed(
+            raise errors.ToolTestFailed(
                 failed.what, hint, tool=failed.tool, result=failed.result
             ) from None
 
@@ -179,29 +173,27 @@ class ToolFactory(Closing):
         """Return the newest version of a made tool; None if there is no such tool."""
         try:
             return self.registry.get(normalised(name))
-        except ToolNotFound:
+        except errors.ToolNotFound:
             return None
 
     def _check_calls(self, spec: ToolSpec) -> None:
-        """Raise ToolInvalid if a tool of `calls` does not exist; a tool may call itself."""
         for name in spec.calls:
             try:
                 if name != spec.name:
                     self.registry.get(name)
-            except ToolNotFound:
+            except errors.ToolNotFound:
                 known = [each.name for each in self.registry.list_tools() if each.name != spec.name]
                 more = f" and {len(known) - _KNOWN} more" if len(known) > _KNOWN else ""
-                raise ToolInvalid(
+                raise errors.ToolInvalid(
                     f"{spec.name}: calls: there is no tool {name!r}",
                     f"make it first; there are {', '.join(known[:_KNOWN]) or 'no others'}{more}",
                     tool=spec.name,
                 ) from None
 
     def _same(self, spec: ToolSpec) -> ToolSpec | None:
-        """Return the stored tool that equals `spec`, None if there is none."""
         try:
             known = self.registry.get(spec.name)
-        except ToolNotFound:
+        except errors.ToolNotFound:
             return None
         origin = replace(spec.provenance, packages=known.provenance.packages)
         alike = replace(
@@ -312,7 +304,7 @@ class ToolFactory(Closing):
         """Write a made tool, or its skill, into a new folder below `directory`; return its path."""
         spec = self.registry.get(name)
         if not self.registry.is_made(spec):
-            raise ToolDenied(
+            raise errors.ToolDenied(
                 f"{spec.name} cannot be exported: it is not a made tool and has no source",
                 tool=spec.name,
             )
@@ -340,7 +332,9 @@ class ToolFactory(Closing):
         """
         spec = self.registry.get(name)
         if not self.registry.is_made(spec):
-            raise ToolDenied(f"{spec.name}: not a made tool, so it has no source", tool=spec.name)
+            raise errors.ToolDenied(
+                f"{spec.name}: not a made tool, so it has no source", tool=spec.name
+            )
         self.run_tests(spec.name)
         store = store or SkillStore()
         return store.add(skill_of_tool(spec), allow_similar=allow_similar)
@@ -359,7 +353,7 @@ class ToolFactory(Closing):
 
     def _make(self, found: ExportedTool, *, grant: bool, allow_similar: bool) -> ToolSpec:
         if found.asks_for and not grant:
-            raise ToolDenied(
+            raise errors.ToolDenied(
                 f"{found.name} asks for {found.asks_for}", "review it, and pass grant=True",
                 tool=found.name,
             )  # fmt: skip
@@ -391,6 +385,6 @@ class ToolFactory(Closing):
 def _object(name: str, arguments: object) -> dict[str, Any]:
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
-    raise ToolArgumentsInvalid(
+    raise errors.ToolArgumentsInvalid(
         f"{name}: arguments must be a dictionary by name, got {type(arguments).__name__}", tool=name
     )

@@ -3,32 +3,40 @@ tool with hidden characters in its name or in a value that its schema asks for i
 
 Definitions are untrusted.  Annotations are hints: `readOnlyHint` never removes the need for approval;
 `destructiveHint` adds it unless the server is trusted.
+
+`Pins`: the definitions of every server's tools at its first use.
+
+The first use is trusted.  After that a tool that is new or has changed is not offered until a person
+has seen the difference and pinned it again.  The same file lists a server's tools without starting it.
 """
 
+import contextlib
+import difflib
 import fnmatch
 import hashlib
+import json
+import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ...policies.errors import ToolInvalid
-from ...runner.budget import Budget
-from ..schemas.bounds import MAX_SCHEMA_BYTES, check_shape, check_words, size_of, texts_in
+from ...policies.errors import RegistryError, ToolInvalid
+from ...runner.concurrency import Budget
+from ..schemas import bounds
 from ..schemas.spec import Provenance, ToolOwner, ToolSpec, ToolState
 from ..schemas.validation import COMPILE_STEPS, compile_schema
 from ..text.hidden import first_hidden, visible
-from .config import ServerConfig
+from ..user_data import locked, replace_file, state_directory
+from .server_config import ServerConfig
 
-MAX_DEFINITION_BYTES = 2 * MAX_SCHEMA_BYTES + 128 * 1024
+MAX_DEFINITION_BYTES = 2 * bounds.MAX_SCHEMA_BYTES + 128 * 1024
 _TOLD_CHARACTERS = 60
-_LONGEST_NAME = 128  # what MCP allows
+_LONGEST_NAME = 128  # MCP's limit
 _PINNED = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _COMMENTS = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-# Where a schema holds schemas by name, and where it holds values.
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("enum", "const", "default", "examples")
 _EXAMPLES = ("default", "examples")
 _SAID = ("description", "title", "$comment")
 # FastMCP wraps a value that is no object in an object with this one property, and marks the output
@@ -36,7 +44,7 @@ _SAID = ("description", "title", "$comment")
 _WRAPS = "x-fastmcp-wrap-result"
 _WRAPPED = "result"
 _UNWRAPPED = "x-cellwright-unwrapped"  # our mark in the schema of the wrapped value
-_READ_CHARACTERS = 64 * 1024  # of a text before it is cut for display
+_READ_CHARACTERS = 64 * 1024  # characters of a text read before it is cut for display
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -58,7 +66,7 @@ def definition_of(said: object) -> Definition:
     It has a bounded size, a name, and schemas that refer only to themselves; whether the schemas are
     valid is checked when it is first pinned (`check`).
     """
-    if not isinstance(said, dict) or not size_of(said):
+    if not isinstance(said, dict) or not bounds.size_of(said):
         raise ToolInvalid("not an object, or nested too deeply")
     kept = {key: said[key] for key in _PINNED if said.get(key) is not None}
     try:
@@ -89,13 +97,13 @@ def _check_parts(said: dict[str, Any]) -> None:
 
 def _check_schema(schema: Any, key: str) -> None:
     try:
-        check_shape(schema)
-        check_words(schema)
+        bounds.check_shape(schema)
+        bounds.check_words(schema)
     except ToolInvalid as error:
         raise ToolInvalid(f"{key}: {error.what}") from None
     if key == "inputSchema" and schema.get("type", "object") != "object":
         raise ToolInvalid("inputSchema: its type must be object")
-    for text in texts_in(clean_schema(schema)):
+    for text in bounds.texts_in(clean_schema(schema)):
         if hidden := first_hidden(text):
             raise ToolInvalid(f"{key}: hidden character {hidden!a} in {text[:_TOLD_CHARACTERS]!a}")
 
@@ -139,8 +147,8 @@ def _output_of(definition: Definition) -> dict[str, Any] | None:
     beside = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
     alone = {**inside, **beside, _UNWRAPPED: True}
     try:
-        check_words(alone)
-    except ToolInvalid:  # it refers to the object around it
+        bounds.check_words(alone)
+    except ToolInvalid:  # the schema refers to the surrounding object
         return schema
     return alone
 
@@ -175,25 +183,156 @@ def shown(text: str) -> str:
 
 
 def clean_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with clean descriptions and without examples that have hidden characters; what it
-    asks of values is unchanged."""
+    """Return a schema with clean descriptions and without examples that have hidden characters; its
+    constraints on values are unchanged."""
+    cleaned: dict[str, Any] = bounds.rewritten(dict(schema), _clean)
+    return cleaned
+
+
+def _clean(part: dict[str, Any]) -> dict[str, Any]:
     return {
-        key: _clean(key, value) for key, value in schema.items()
-        if key not in _EXAMPLES or not any(map(first_hidden, texts_in(value)))
-    }  # fmt: skip
+        key: shown(value) if key in _SAID and isinstance(value, str) else value
+        for key, value in part.items()
+        if key not in _EXAMPLES or not any(map(first_hidden, bounds.texts_in(value)))
+    }
 
 
-def _clean(key: str, value: Any) -> Any:
-    if key in _VALUES:
-        return value
-    if isinstance(value, str):
-        return shown(value) if key in _SAID else value
-    if key in _BY_NAME and isinstance(value, dict):
-        return {name: _schema(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_schema(each) for each in value]
-    return _schema(value)
+_MAX_BYTES = 64 * 1024 * 1024
+_MAX_OF_ONE = 16 * 1024 * 1024  # bytes of one server's pins as JSON
+_MOST_LINES = 400
+Definitions = Mapping[str, Definition]
 
 
-def _schema(value: Any) -> Any:
-    return clean_schema(value) if isinstance(value, dict) else value
+class _Pinned(msgspec.Struct, forbid_unknown_fields=True):
+    version: int = 1
+    servers: dict[str, list[dict[str, object]]] = {}
+
+
+class Drift(NamedTuple):
+    """How a server's tools differ from their pins, by the server's own names."""
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = (f"{word}: {', '.join(map(ascii, names))}" for word, names in
+                 zip(self._fields, self, strict=True) if names)  # fmt: skip
+        return "; ".join(parts)
+
+
+class Pins:
+    """A file of definitions by server and its address; several processes may share it."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = Path(path) if path else state_directory() / "servers.json"
+
+    def of(self, config: ServerConfig) -> dict[str, Definition] | None:
+        """Return the pins of a server, None if it has none.  Raises RegistryError.
+
+        A pinned definition that later versions of the checks refuse is left out; the server's own is
+        then left out too.
+        """
+        said = self._read().servers.get(_key(config))
+        if said is None:
+            return None
+        pinned: dict[str, Definition] = {}
+        for each in said:
+            with contextlib.suppress(ToolInvalid):
+                definition = definition_of(each)
+                pinned[definition.wire] = definition
+        return pinned
+
+    def pin(self, config: ServerConfig, definitions: Iterable[Definition]) -> None:
+        """Replace a server's pins; raises RegistryError."""
+        with self._locked():
+            pinned = self._read()
+            said = [each.said for each in definitions]
+            _check_size(f"the tools of {config.name}", msgspec.json.encode(said), _MAX_OF_ONE)
+            pinned.servers[_key(config)] = said
+            data = msgspec.json.format(msgspec.json.encode(pinned, order="sorted"), indent=1)
+            _check_size(f"{self.path} with the tools of {config.name}", data, _MAX_BYTES)
+            self._write(data)
+
+    def forget(self, config: ServerConfig) -> bool:
+        """Remove a server's pins; tell whether it had any."""
+        with self._locked():
+            pinned = self._read()
+            known = pinned.servers.pop(_key(config), None)
+            self._write(msgspec.json.encode(pinned, order="sorted"))
+        return known is not None
+
+    def _read(self) -> _Pinned:
+        try:
+            with open(self.path, "rb") as file:
+                data = file.read(_MAX_BYTES + 1)
+        except FileNotFoundError:
+            return _Pinned()
+        except OSError as error:
+            raise RegistryError(f"cannot read {self.path}: {error.strerror}") from None
+        try:
+            if len(data) > _MAX_BYTES:
+                raise ValueError(f"larger than {_MAX_BYTES} bytes")
+            return msgspec.json.decode(data, type=_Pinned)
+        except (ValueError, msgspec.DecodeError) as error:
+            raise self._unreadable(str(error)) from None
+
+    def _unreadable(self, why: str) -> RegistryError:
+        hint = "inspect the file; if you delete it, every server is pinned anew at its next use"
+        return RegistryError(f"{self.path} is not a valid file of pins: {why}", hint)
+
+    def _write(self, data: bytes) -> None:
+        """Replace the file atomically, or leave it unchanged."""
+        try:
+            replace_file(self.path, data)
+        except OSError as error:
+            raise RegistryError(f"cannot write {self.path}: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryError(f"cannot write {self.path}: {error.strerror}") from None
+        with locked(self.path.with_name(f"{self.path.name}.lock"), RegistryError):
+            yield
+
+
+def _check_size(what: str, data: bytes, most: int) -> None:
+    """Raise RegistryError for a file too large to be read again: no server could be used then."""
+    if len(data) > most:
+        raise RegistryError(f"{what}: {len(data)} bytes, more than {most}")
+
+
+def _key(config: ServerConfig) -> str:
+    """Return a server's key: a changed command or address makes it another server."""
+    where = json.dumps([config.command, *config.args, config.url.partition("?")[0]])
+    return f"{config.name} {hashlib.sha256(where.encode()).hexdigest()[:16]}"
+
+
+def drift_of(pinned: Definitions, now: Definitions) -> Drift:
+    """Return how `now` differs from `pinned`."""
+    both = pinned.keys() & now.keys()
+    return Drift(
+        tuple(sorted(now.keys() - pinned.keys())),
+        tuple(sorted(wire for wire in both if pinned[wire].digest != now[wire].digest)),
+        tuple(sorted(pinned.keys() - now.keys())),
+    )
+
+
+def difference(pinned: Definitions, now: Definitions) -> str:
+    """Return a unified diff for a person, in ASCII, which makes hidden characters visible."""
+    lines: list[str] = []
+    for wire in sorted({*pinned, *now}):
+        old, new = _lines(pinned.get(wire)), _lines(now.get(wire))
+        names = (f"pinned/{ascii(wire)[1:-1]}", f"now/{ascii(wire)[1:-1]}")
+        lines += difflib.unified_diff(old, new, *names, lineterm="")
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"... and {len(lines) - _MOST_LINES} lines more"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(definition: Definition | None) -> list[str]:
+    if definition is None:
+        return []
+    return json.dumps(definition.said, indent=2, sort_keys=True, ensure_ascii=True).split("\n")

@@ -1,22 +1,168 @@
-"""`ManagedServer`: one server through starts, calls, failures and restarts."""
+"""`ManagedServer`: one server through starts, calls, failures and restarts.
+
+An open connection to a server: lists its tools, calls them, and answers its questions.
+"""
 
 import contextlib
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup, TaskStatus
-from mcp import MCPError
-from mcp.types import CallToolResult
+from mcp import Client, MCPError, types
 from pydantic import ValidationError
 
-from ...policies.errors import CellwrightError, ToolFailed, ToolResultInvalid
-from ..tools.vault import Vault
-from .config import ServerConfig
-from .connection import Elicit, Listing, Progress, ServerConnection, client_over
-from .definitions import shown
-from .transports import Launch, Transport, open_transport
+from ...policies.errors import CellwrightError, ToolFailed, ToolInvalid, ToolResultInvalid
+from ..schemas.validation import compile_schema
+from ..tools.tool import Vault
+from .definitions import Definition, definition_of, shown
+from .server_config import ServerConfig
+from .transports import DEFINITIONS, Launch, Transport, open_transport
+
+MAX_PAGES = 100
+MAX_TOOLS = 5000
+_MOST_QUESTIONS = 4  # questions of one server that wait for a person at once
+
+
+class Elicitation(NamedTuple):
+    """A server's question to its user: a form with the fields of `schema`."""
+
+    server: str
+    message: str
+    schema: dict[str, Any]
+
+
+Elicit = Callable[[Elicitation], dict[str, Any] | None]  # returns the answer; None declines
+Progress = Callable[[float, float | None, str], None]  # arguments: done, total or None, message
+
+
+class Listing(NamedTuple):
+    """The tools of a server by its own names, and why others were left out."""
+
+    definitions: dict[str, Definition]
+    dropped: tuple[str, ...] = ()
+
+
+class ServerConnection:
+    """An open SDK client over a transport.  Runs on the event loop."""
+
+    def __init__(self, client: Client, transport: Transport) -> None:
+        self._client = client
+        self.transport = transport
+        self.protocol = client.protocol_version  # the SDK's client forgets it when it closes
+
+    @property
+    def has_change_stream(self) -> bool:
+        """Tell whether it announces changed tools on a stream that has to be followed."""
+        tools = self._client.server_capabilities.tools
+        return bool(tools and tools.list_changed) and self.protocol >= "2026-07-28"
+
+    async def list_tools(self) -> Listing:
+        """Return all tools, page by page; stops after too many pages or tools, and at a repeated
+        page."""
+        found: dict[str, Definition] = {}
+        dropped: list[str] = []
+        cursors: set[str | None] = set()
+        cursor: str | None = None
+        while cursor not in cursors and len(cursors) < MAX_PAGES and len(found) < MAX_TOOLS:
+            cursors.add(cursor)
+            page = await self._client.list_tools(cursor=cursor)
+            good, bad = (page.meta or {}).get(DEFINITIONS, ((), ()))
+            dropped += [*bad, *_added(found, good)]
+            cursor = page.next_cursor
+            if not cursor:
+                return Listing(found, tuple(dropped))
+        dropped.append("further pages: too many, or a repeated cursor")
+        return Listing(found, tuple(dropped))
+
+    async def call(
+        self, wire: str, arguments: dict[str, Any], on_progress: Progress | None = None
+    ) -> types.CallToolResult:
+        """Call a tool; cancelling this cancels the call at the server."""
+
+        async def progressed(progress: float, total: float | None, message: str | None) -> None:
+            if on_progress:
+                on_progress(progress, total, shown(message or "")[:1000])
+
+        return await self._client.call_tool(wire, arguments, progress_callback=progressed)
+
+    async def follow(self, changed: Callable[[], Awaitable[None]]) -> None:
+        """Call `changed` at each announcement of changed tools on the stream."""
+        async with self._client.listen(tools_list_changed=True) as events:
+            async for _ in events:
+                await changed()
+
+
+def _added(found: dict[str, Definition], page: list[dict[str, Any]]) -> list[str]:
+    dropped = []
+    for each in (Definition(said["name"], said) for said in page):
+        if each.wire in found:
+            dropped.append(f"{each.wire!a}: duplicate name")
+        elif len(found) >= MAX_TOOLS:
+            dropped.append(f"{each.wire!a}: more than {MAX_TOOLS} tools")
+        else:
+            found[each.wire] = each
+    return dropped
+
+
+def client_over(
+    transport: Transport,
+    config: ServerConfig,
+    elicit: Elicit | None,
+    changed: Callable[[], Awaitable[None]],
+) -> Client:
+    """Return an SDK client, not yet entered, that answers the server's questions."""
+
+    async def message(message: object) -> None:
+        if isinstance(message, types.ToolListChangedNotification):
+            await changed()
+
+    return Client(
+        transport, mode=config.protocol, cache=None, message_handler=message,
+        client_info=types.Implementation(name="cellwright", version="1"),
+        elicitation_callback=_Questions(config.name, elicit).ask,
+    )  # fmt: skip
+
+
+class _Questions:
+    """Answers one server's questions; declines without `elicit`, and beyond a few at once."""
+
+    def __init__(self, server: str, elicit: Elicit | None) -> None:
+        self._server = server
+        self._elicit = elicit
+        self._waiting = 0
+
+    async def ask(self, context: object, params: types.ElicitRequestParams) -> types.ElicitResult:
+        elicit = self._elicit
+        if (
+            elicit is None
+            or self._waiting >= _MOST_QUESTIONS
+            or not isinstance(
+                params, types.ElicitRequestFormParams
+            )  # a URL that a person would open
+        ):
+            return types.ElicitResult(action="decline")
+        self._waiting += 1
+        try:
+            return await anyio.to_thread.run_sync(
+                self._answer, elicit, params, abandon_on_cancel=True
+            )
+        finally:
+            self._waiting -= 1
+
+    def _answer(self, elicit: Elicit, params: types.ElicitRequestFormParams) -> types.ElicitResult:
+        try:
+            schema = json.loads(json.dumps(params.requested_schema))
+            definition_of({"name": "form", "inputSchema": schema})
+            given = elicit(Elicitation(self._server, shown(params.message), schema))
+            if given is None or compile_schema(schema).complaints(given):
+                return types.ElicitResult(action="decline")
+        except (ToolInvalid, ValueError, TypeError):
+            return types.ElicitResult(action="decline")
+        return types.ElicitResult(action="accept", content=given)
+
 
 State = Literal["configured", "starting", "ready", "failed", "disabled"]
 _BACK_OFF_SECONDS = 0.5  # after the second failure in a row; doubles up to
@@ -26,8 +172,8 @@ _ERROR_CHARACTERS = 1000
 
 
 class SharedContext(NamedTuple):
-    """What all servers share: credentials, the callback for questions, the function that starts a
-    server, and the one that checks its tools before any of them is called."""
+    """State of all servers: credentials, the callback for questions, the function that starts a
+    server, and the function that checks its tools before the first call."""
 
     vault: Vault
     elicit: Elicit | None
@@ -59,7 +205,7 @@ class ManagedServer:
     async def call(
         self, wire: str, arguments: dict[str, Any], check_listed: Callable[[], None],
         on_progress: Progress | None,
-    ) -> tuple[CallToolResult, Transport]:  # fmt: skip
+    ) -> tuple[types.CallToolResult, Transport]:  # fmt: skip
         """Call a tool; return its result and the transport it came by.
 
         `check_listed` raises if the tool, as the server lists it now, may not be called.  Raises
@@ -84,10 +230,9 @@ class ManagedServer:
         return result, transport
 
     async def _prove_alive(self, connection: ServerConnection) -> None:
-        """End a connection on which the server answers nothing."""
         messages = connection.transport.messages
         heard = messages.heard
-        with contextlib.suppress(Exception):  # an error is an answer too
+        with contextlib.suppress(Exception):  # an error also shows that the server lives
             with anyio.move_on_after(min(self.config.timeout, _PROOF_SECONDS)):
                 await connection.list_tools()
         if messages.heard == heard:
@@ -167,7 +312,6 @@ class ManagedServer:
                 self._failed(transport.why if transport else "")
 
     async def _follow_until_end(self, connection: ServerConnection) -> None:
-        """Follow changes of the server's tools until the connection ends."""
         messages = connection.transport.messages
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_changes, connection)
@@ -185,7 +329,7 @@ class ManagedServer:
     async def _listen(self, connection: ServerConnection) -> None:
         with contextlib.suppress(
             Exception
-        ):  # not supported, or ended: changes are not announced then
+        ):  # not supported, or ended; then the server announces no changes
             await connection.follow(self._note_change)
 
     async def _note_change(self) -> None:

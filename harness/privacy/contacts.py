@@ -1,14 +1,20 @@
-"""E-mail addresses and phone numbers."""
+"""E-mail addresses and phone numbers.
 
+Addresses of machines, credentials in URLs, and secrets.
+"""
+
+import ipaddress
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from .detector import FoundValue, is_numbered
+from ..text.secrets import find_secrets
+from .detector import FoundValue, PatternDetector, is_numbered
 
-# Other signs are legal, and end a name more often than they are in one.  An apostrophe is part of
-# "mary.o'brien"; in "l'adresse d'ann@" and b'ann@' it is not.  Read from the right.
+# Other legal signs delimit a name more often than they belong to it. An apostrophe belongs to
+# "mary.o'brien", but not to the names in "l'adresse d'ann@" and b'ann@'. The name is read from the
+# right.
 _LOCAL = re.compile(
     r"[\w.+~-]{1,64}(?:(?<=[^\W\d_])'(?:[^\W\d_]{1,3}[._-][\w.+~-]{1,60}|[oO](?![^\W_])))?"
 )
@@ -20,7 +26,7 @@ _SPELT = re.compile(
 _SPELT_HINT = re.compile(r"(?i)[\[({] {0,2}(?:at|@)")
 _BRACKETED = re.compile(r"(?i) {0,2}[\[({] {0,2}(at|dot|@|\.) {0,2}[\])}] {0,2}")
 _LONGEST_LOCAL = 64  # octets (RFC 5321, 4.5.3.1.1)
-# Endings of names of files, which are no domains; packages and pictures have names with `@`.
+# File name endings, which are not domains: packages and pictures have names with `@`.
 _FILE = re.compile(
     r"(?i)(?:\.(?:png|jpe?g|gif|webp|svg|ico|avif|css|scss|m?js|cjs|[jt]sx|html?|php|xml|json|ya?ml|toml|txt|csv|pdf|docx?|xlsx?|gz|tgz"
     r"|bz2|xz|log|lock|conf|cfg|ini|tar|whl|exe|dll|jar|war|map|woff2?|ttf|eot|otf|mp[34]|wav|avi|webm|bmp|tiff?|psd|bak|tmp|min))+\Z"
@@ -28,7 +34,7 @@ _FILE = re.compile(
 
 
 class EmailDetector:
-    """E-mail addresses, also with `[at]` and `[dot]`; the `git@host:` of a repository is none."""
+    """E-mail addresses, also with `[at]` and `[dot]`; not the `git@host:` of a repository."""
 
     kinds = frozenset(["email"])
 
@@ -53,7 +59,7 @@ def _address_around(text: str, place: int) -> FoundValue | None:
     name = local[0][::-1].lstrip(".-~")
     if not name or (name == "git" and text[domain.end() : domain.end() + 1] == ":"):
         return None
-    host = _FILE.sub("", domain[0])  # a file may have the name of an address
+    host = _FILE.sub("", domain[0])  # an address may be part of a file name
     if not _DOMAIN.fullmatch(host) or host.startswith(("self.", "this.", "cls.")):
         return None
     start, end = place - len(name), place + 1 + len(host)
@@ -89,16 +95,18 @@ _ADDRESS_OF_HOST = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 
 _GROUPED = re.compile(
     r"(?:(?:\+|00)\d{1,3}[ ./-]{0,2})?[ (]{0,2}\d{1,15}(?:[^\d]{1,3}\d{2,10}){0,6}", re.ASCII
-)  # rows of single digits are no number
-_AMOUNT = re.compile(r"\s?(?:(?:EUR|USD|GBP|CHF|bytes|[kMG]i?B)\b|[€$£%])")  # behind a number
-_TRUNK = re.compile(r" ?\(0\) ?")  # of "+49 (0)30 ..."
+)  # rows of single digits are not phone numbers
+# a unit after the number: it is an amount
+_AMOUNT = re.compile(r"\s?(?:(?:EUR|USD|GBP|CHF|bytes|[kMG]i?B)\b|[€$£%])")
+_TRUNK = re.compile(r" ?\(0\) ?")  # the trunk prefix in "+49 (0)30 ..."
 _LONGEST_ANNOUNCEMENT = 40
-_MOST_TRIES = 3  # ends of one number
+_MOST_TRIES = 3  # tried ends of one number
 _FREE_CHECKS, _CHARACTERS_A_CHECK = 500, 16  # a check takes 50 microseconds
 
 
 class _Checks:
-    """The checks of numbers that one text may cost; beyond, what is grouped like a number is one."""
+    """The number of checks for one text; beyond it every group of digits in the form of a number
+    counts as one."""
 
     def __init__(self, most: int) -> None:
         self._left = most
@@ -223,3 +231,89 @@ class PhoneDetector:
         except ImportError:
             return None
         return phonenumbers
+
+
+_A = "A-Za-z0-9"
+_V4 = rf"(?<![{_A}.])(?:\d{{1,3}}\.){{3}}\d{{1,3}}(?![{_A}]|\.\d)"
+_V6 = (
+    rf"(?<![{_A}:.])(?:[0-9A-Fa-f]{{0,4}}:){{2,7}}"
+    rf"(?:[0-9A-Fa-f]{{1,4}}|(?:\d{{1,3}}\.){{3}}\d{{1,3}})?(?![{_A}:])"
+)
+_HEX = re.compile(r"[0-9A-Fa-f]{3}")
+
+
+def _address(text: str) -> str | None:
+    """Return the normal form of an address of one machine that others can reach."""
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    named_by_all = found.is_loopback or found.is_unspecified or found.is_multicast
+    first = found.packed[0] if found.version == 4 else 1
+    return None if named_by_all or first in (0, 255) else str(found)
+
+
+# Words and signs before and after a version or the number of a section.
+_VERSION = re.compile(
+    r"(?i:(?<![^\W\d_])(?:versi[oó]ne?|ver|v|release|section|sec|chapter|clause|abschnitt|kapitel|artikel|article|art[ií]culo|cap[ií]tulo"
+    r"|firmware|build|driver|rev|revision|table|figure|fig|oid)[.:=]{0,2}\s{0,2}|§\s?)\Z|[A-Z][A-Za-z]{2,30}/\Z|[A-Za-z]-v?\Z"
+)
+_PIN = re.compile(r"([\w.\]-]{1,60})(?:==|>=|<=|~=|@\^?|\^)\Z")
+_HOST_NAME = re.compile(r"(?i)ip|addr|host|server|src|dst|remote|client")
+_BEHIND_VERSION = re.compile(
+    r"(?i)\.(?:tar|t?gz|zip|whl|dll|exe|jar|deb|rpm|so)\b|-(?:alpha|beta|rc|snapshot|dev)"
+)
+_NETWORK = re.compile(r"/(?:[0-9]|[12]\d|3[01])(?![\d.])")
+_HEADING = re.compile(r"(?:^|\n)[ \t#*-]{0,6}\Z")
+_TITLE = re.compile(r"[ \t]{1,4}[A-Z][a-z]")
+_LARGEST_SECTION = 30
+_BEFORE = 64
+
+
+def _is_version(text: str, start: int, end: int) -> bool:
+    """Tell whether four numbers are a version, the number of a section, or a network."""
+    numbers = [int(each) for each in text[start:end].split(".")]
+    if max(numbers) < 10 or numbers[1:] == [0, 0, 0] or _BEHIND_VERSION.match(text, end):
+        return True
+    if numbers[3] == 0 and _NETWORK.match(text, end):
+        return True
+    place = max(0, start - _BEFORE)
+    pin = _PIN.search(text, place, start)
+    if _VERSION.search(text, place, start) or (pin and not _HOST_NAME.search(pin[1])):
+        return True
+    is_small = max(numbers) <= _LARGEST_SECTION and _TITLE.match(text, end)
+    return bool(is_small and _HEADING.search(text[place:start]))
+
+
+def _v6(text: str) -> str | None:
+    """The address must have a long group: `1::2` may also be a slice of a program."""
+    return _address(text) if _HEX.search(text) else None
+
+
+def _mac(text: str) -> str | None:
+    digits = re.sub("[:.-]", "", text).lower()
+    return None if digits in ("0" * 12, "f" * 12) else digits
+
+
+def host_detectors() -> tuple[PatternDetector, ...]:
+    """Return the detectors of IP and MAC addresses, and of credentials in URLs."""
+    pair, word = "[0-9A-Fa-f]{2}", "[0-9A-Fa-f]{4}"
+    mac = rf"(?:{pair}([:-]){pair}(?:\1{pair}){{4}}|{word}\.{word}\.{word})"
+    mac = rf"(?<![{_A}:.-]){mac}(?![{_A}:-]|\.[{_A}])"  # else it is a card number
+    login = r"(?<=://)[^\s:/@\"'<>]{0,100}:[^\s/@\"'<>]{1,200}(?=@)"
+    return (
+        PatternDetector("ip", _V4, _address, ["."], _is_version, needs_digit=True),
+        PatternDetector("ip", _V6, _v6, [":"]),
+        PatternDetector("mac", mac, _mac),
+        PatternDetector("login", login, str, ["://"]),
+    )
+
+
+class SecretDetector:
+    """Keys, passwords and tokens by format, by the name before them and by randomness."""
+
+    kinds = frozenset(["secret"])
+
+    def find(self, text: str) -> Iterable[FoundValue]:
+        for each in find_secrets(text):
+            yield FoundValue(each.start, each.end, "secret", text[each.start : each.end])

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from ...policies.errors import ToolResultInvalid
 
-Counts = dict[str, int]  # kind -> how many
+Counts = dict[str, int]  # kind -> count
 
 
 class WithheldError(ToolResultInvalid):
@@ -12,7 +12,7 @@ class WithheldError(ToolResultInvalid):
 
 
 class Replaced(NamedTuple):
-    """What a model may see, and how many values of each kind were replaced in it."""
+    """Text for a model, and the number of replaced values of each kind."""
 
     value: Any
     counts: Counts
@@ -22,7 +22,7 @@ class Restored(NamedTuple):
     """The arguments of a call with their values.
 
     `written` are the arguments as they came; `values` are those that were restored, each with its
-    token; `unknown` counts the words that are written like tokens, and are none: they stay.
+    token; `unknown` counts words in the form of tokens that are no tokens; they stay.
     """
 
     arguments: dict[str, Any]

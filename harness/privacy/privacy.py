@@ -1,23 +1,100 @@
-"""`Privacy`: what personal data is, which values are kept, and where they may go."""
+"""`Privacy`: what personal data is, which values are kept, and where they may go.
+
+Inputs of a call: the data that the host passes into a cell, with tokens in place of values.
+
+Programs then hold no value that they could pass on in another form.
+"""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ...policies.privacy import KINDS, Inputs, PrivacyRules, Scope, check_privacy, narrow_privacy
-from ..sources import named_source
-from .accounts import CardDetector, IbanDetector
-from .contacts import EmailDetector, PhoneDetector
-from .detector import Detector
-from .hosts import SecretDetector, host_detectors
-from .inputs import CallInputs, tokenised_inputs
+from ...policies.errors import PolicyError
+from ...policies.privacy_rules import (
+    KINDS,
+    Inputs,
+    PrivacyRules,
+    Scope,
+    check_privacy,
+    narrow_privacy,
+)
+from ..user_data import named_source
+from .checked_numbers import CardDetector, IbanDetector, national_ids
+from .contacts import EmailDetector, PhoneDetector, SecretDetector, host_detectors
+from .detector import Detector, path_rule
 from .naming import HOST, Naming
-from .national_ids import national_ids
-from .paths import path_rule
 from .scope import PrivacyScope
-from .values import ValueVault
+from .value_vault import ValueVault
+
+_Content = Mapping[str, Any] | None
+
+
+class CallInputs(NamedTuple):
+    """The arguments of a call that hold data.  The code is not among them: the model wrote it."""
+
+    inputs: _Content
+    files: _Content
+    stdin: str | bytes | None
+    env: _Content
+    arguments: tuple[str, ...]
+
+
+def tokenised_inputs(
+    given: CallInputs, scope: PrivacyScope, naming: Naming, *, refuse_binary: bool
+) -> CallInputs:
+    """Return inputs with tokens in place of values; raises PolicyError for content that is no text, if
+    that is to be refused."""
+
+    def content(name: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return scope.text(value, naming)
+        if not isinstance(value, bytes):
+            return value  # invalid; the check of arguments reports it
+        if refuse_binary and not _is_text(value):
+            raise PolicyError(
+                f"{name}: is no text, and may hold personal data that a program would see",
+                'privacy.inputs = "texts" passes such content on unchanged',
+            )
+        made = scope.content(value, naming)
+        return type(value)(made) if made != value else value
+
+    def contents(name: str, values: _Content) -> _Content:
+        if not isinstance(values, Mapping):
+            return values
+        return {key: content(f"{name}: {key!r}", value) for key, value in values.items()}
+
+    def named(values: _Content) -> _Content:
+        """Return files with tokens in their names too."""
+        if not isinstance(values, Mapping):
+            return values
+        made = {
+            scope.text(key, naming) if isinstance(key, str) else key: each
+            for key, each in values.items()
+        }
+        if len(made) < len(values):
+            raise PolicyError("files: two names differ in the writing of personal data alone")
+        return made
+
+    return CallInputs(
+        scope.json(dict(given.inputs), naming=naming).value
+        if isinstance(given.inputs, Mapping)
+        else given.inputs,
+        named(contents("files", given.files)),
+        content("stdin", given.stdin),
+        contents("env", given.env),
+        tuple(scope.text(each, naming) for each in given.arguments),
+    )
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8")
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text
+
 
 _MOST_SCOPES = 100_000
 _DAY_SECONDS = 86_400.0
@@ -26,10 +103,10 @@ _DAY_SECONDS = 86_400.0
 class Privacy:
     """Personal data: models and programs see tokens, and tools that a rule names get the values.
 
-    The rules are those of a policy (PrivacyRules, policies/privacy.py).  `rules`: all of them at once,
-    to which kinds, fields, names and places to restore are added.  `detectors`: more detectors, which
-    may find kinds of their own.  `vault`: where values are kept, default in memory, or in the file
-    that the rules name.
+    The rules are those of a policy (PrivacyRules).  `rules`: all of them at once, to which kinds,
+    fields, names and places to restore are added.  `detectors`: more detectors, which may find kinds
+    of their own.  `vault`: where values are kept, default in memory, or in the file that the rules
+    name.
 
     Several sandboxes may share one Privacy, and then have the same tokens.  `close` drops the values of
     a vault that it made.  Raises PolicyError for invalid rules, or a vault that cannot be opened.
@@ -75,7 +152,7 @@ class Privacy:
             return self._scopes[name]
 
     def _name(self, session: str, of: str) -> str:
-        """Return the name of a scope; that of a session is never that of a client."""
+        """Return the name of a scope; names of sessions and of clients differ."""
         return f"{of}\0{session}" if session and self.rules.scope == "session" else of
 
     def continue_scope(self, source: str, session: str, *, of: str = "") -> None:
@@ -104,7 +181,8 @@ class Privacy:
         return Privacy(rules=both, detectors=self._more, vault=self.vault)
 
     def inputs(self, given: CallInputs, scope: PrivacyScope, naming: Naming = HOST) -> CallInputs:
-        """Return what a program gets of a call; raises PolicyError for content that is no text."""
+        """Return the inputs of a call for the program; raises PolicyError for content that is not
+        text."""
         if self.rules.inputs == "values":
             return given
         return tokenised_inputs(given, scope, naming, refuse_binary=self.rules.inputs == "tokens")
@@ -130,7 +208,6 @@ class Privacy:
 
 
 def _together(own: PrivacyRules, rules: PrivacyRules) -> PrivacyRules:
-    """Return the given rules with what was named beside them."""
     return msgspec.structs.replace(
         rules, enabled=True,
         kinds=tuple(dict.fromkeys((*rules.kinds, *own.kinds))) if rules.kinds else (),
@@ -141,7 +218,7 @@ def _together(own: PrivacyRules, rules: PrivacyRules) -> PrivacyRules:
 
 def _detectors_of(rules: PrivacyRules) -> list[Detector]:
     wanted = frozenset(rules.kinds or KINDS)
-    # Of two kinds at one place the first counts.
+    # If two kinds match at one place, the first one counts.
     every: Iterable[Detector] = (
         EmailDetector(), IbanDetector(), CardDetector(), *national_ids(),
         PhoneDetector(rules.regions), *host_detectors(), SecretDetector(),
@@ -153,6 +230,6 @@ def _vault_of(rules: PrivacyRules) -> ValueVault:
     kept = rules.keep_days * _DAY_SECONDS
     if not rules.vault:
         return ValueVault(keep_seconds=kept)
-    from .value_file import ValueFile
+    from .value_vault import ValueFile
 
     return ValueFile(rules.vault, named_source(rules.key), keep_seconds=kept)

@@ -11,27 +11,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ...policies.errors import PolicyError
+from ..text.redaction import changed, spliced
 from ..text.secrets import find_secrets, names_no_secret, secret_named
-from ..text.walking import changed, spliced
-from .detector import Detector, FoundValue, merged
-from .folding import View, decoded, view
-from .known_values import KnownValue, KnownValues
-from .naming import HOST, Naming, WrittenValues, is_linked
+from .detector import Detector, FoundValue, PlaceRule, ToolPlace, merged, place_of
+from .known_values import KnownValue, KnownValues, View, decoded, view
+from .naming import HOST, Naming, WrittenValues, is_intact, is_linked, tokens_in
 from .outcomes import Replaced, Restored, WithheldError
-from .paths import PlaceRule, ToolPlace, place_of
-from .tokens import is_intact, tokens_in
-from .values import ValueVault
+from .value_vault import ValueVault
 
-_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16
+_MARKS = (b"\xff\xfe", b"\xfe\xff")  # byte order marks of UTF-16
 
 
-_ANNOUNCEMENT = "phone: "  # PhoneDetector looks for it before digits without groups
+_ANNOUNCEMENT = "phone: "  # makes PhoneDetector accept digits without groups
 _PHONE_NAME = re.compile(
     r"(?i)(?:phone|mobile|fax|msisdn|whatsapp|telefon|t[ée]l[ée]phone|tel[ée]fono|rufnummer|m[óo]vil|celular|handy)s?"
     r"(?:[_ -]?(?:no|nr|numbers?|nummer))?$|^(?:tel|t[ée]l|cell|mobil)$"
 )
 _DIGIT = re.compile("[0-9]")
-_LEAST_NUMBER = 10**7  # shorter numbers are of no kind that detectors find
+_LEAST_NUMBER = 10**7  # detectors find no shorter numbers
 
 
 class PrivacyScope:
@@ -93,7 +90,6 @@ class PrivacyScope:
         return spliced(text, blanks) if blanks else text
 
     def _found_in(self, text: str, naming: Naming) -> list[FoundValue]:
-        """Return what is found, before it is merged, without the words that a naming spares."""
         found = [
             each for each in self._detected_in(text)
             if each.kind != "secret" or not naming.spares(each)
@@ -109,7 +105,8 @@ class PrivacyScope:
         return [FoundValue(start, end, value.kind, value.normal) for start, end, value in known]
 
     def written_in(self, arguments: Any) -> WrittenValues:
-        """Return what a program wrote in plain, or in a form that `find` reads, into arguments."""
+        """Return the values that a program wrote into arguments, in plain or in a form that `find`
+        reads."""
         guesses = False
         words: set[tuple[str, str]] = set()
 
@@ -205,8 +202,8 @@ class PrivacyScope:
         return ""
 
     def _identifier(self, value: str, text: Callable[[str], str]) -> str:
-        """Return what stands under a name such as `cursor`: it may look random, and is no secret
-        unless it has the form of one."""
+        """Return the values under names such as `cursor`. They may look random, but are secrets only
+        if they have the form of one."""
         is_secret = any(find_secrets(value, at_random=False))
         only_looks = all(each.kind == "secret" for each in self.find(value))
         return value if only_looks and not is_secret else text(value)
@@ -214,7 +211,7 @@ class PrivacyScope:
     def _declared(
         self, value: Any, kind: str, place: ToolPlace, counts: Counter[str], naming: Naming
     ) -> Any:
-        """Return the token of what stands at a declared place; nothing stays nothing."""
+        """Return the token of the value at a declared place; empty values stay."""
         if value is None or isinstance(value, bool) or value == "":
             return value
         written = str(value)
@@ -322,8 +319,8 @@ class PrivacyScope:
 def _read_without_escapes(
     found: list[FoundValue], read: View, seen: list[FoundValue]
 ) -> list[FoundValue]:
-    """Return what was found in a text, and in its view as `seen`.  Where both found something, letters
-    of an escape, such as the n of "\\nann@example.org", are no part of the value."""
+    """Return the findings in a text, and in its view `seen`. Where both found something, letters of
+    an escape, such as the n of "\\nann@example.org", are no part of the value."""
     placed = []
     for each in seen:
         start, end = read.span(each.start, each.end)
@@ -336,8 +333,8 @@ def _read_without_escapes(
         return after < len(apart) and apart[after].start < each.end
 
     kept = [each for each in found if not (read.cuts(each.start, each.end) and is_misread(each))]
-    # Of two findings in one place the first counts: a tool gets a value without escapes, but what
-    # belongs into a URL or into a program as it was written.
+    # Of two findings in one place the first counts. A tool gets values without escapes, but parts of a
+    # URL or a program as they were written.
     return [*(each for each in placed if each.kind not in _VERBATIM), *kept, *placed]
 
 

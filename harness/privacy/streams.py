@@ -12,15 +12,13 @@ from ..text.secrets import end_of_key, unfinished_assignment, unfinished_key
 from .naming import PROGRAM
 from .scope import PrivacyScope
 
-MOST_HELD = 4096  # characters; of a longer line the beginning is passed on
-_MOST_KEY = (
-    16_384  # characters of a private key without an end; the rest of a longer one is dropped
-)
-_KEPT = 512  # of a line that is too long: no value but a key is longer
+MOST_HELD = 4096  # characters; the beginning of a longer line is passed on
+_MOST_KEY = 16_384  # characters of an unfinished private key; the rest of a longer one is dropped
+_KEPT = 512  # kept end of a line that is too long; only keys are longer values
 _ENDING = 80  # characters at most of the line that ends a key
-_BEGUN_ESCAPE = re.compile(r"(?:\\{1,8}|[%=&\x1b])[^\s\\%=&\x1b]{0,16}\Z")  # which a cut may halve
+_BEGUN_ESCAPE = re.compile(r"(?:\\{1,8}|[%=&\x1b])[^\s\\%=&\x1b]{0,16}\Z")  # a cut may halve it
 _LONGEST_ESCAPE = 24
-_ENCODED_LINE = re.compile(r"[A-Za-z0-9+/]{60,76}\r?\n")  # of base64 in lines (folding.py)
+_ENCODED_LINE = re.compile(r"[A-Za-z0-9+/]{60,76}\r?\n")  # a line of base64 (known_values.py)
 
 
 class StreamGuard:
@@ -30,12 +28,12 @@ class StreamGuard:
         self._scope = scope
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._held = ""
-        self._line = 0  # characters of the last, incomplete line of what is held
+        self._line = 0  # held characters of the last, incomplete line
         self._look_at = 0  # characters of a long line; each look takes time linear in it
-        self._is_in_key = False  # one that is too long
+        self._is_in_key = False  # inside a private key that is too long
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next chunk; return what can be passed on, which may be nothing."""
+        """Take the next chunk; return the text that can be passed on, possibly empty."""
         new = self._decoder.decode(data)
         text = self._without_key(self._held + new)
         newline = new.rfind("\n")
@@ -66,7 +64,6 @@ class StreamGuard:
         )
 
     def _cut(self, text: str, *, is_long: bool) -> int:
-        """Return where the part ends that can be passed on."""
         if self._is_in_key:
             return 0
         if len(text) - unfinished_key(text) >= _MOST_KEY:
@@ -92,7 +89,7 @@ class StreamGuard:
         while True:
             line = text.rfind("\n", 0, begins) + 1
             end = line if begins - line < MOST_HELD else begins
-            if not end:  # before anything is looked for: most of what is held back stays for long
+            if not end:  # before any search, because held text is often incomplete for long
                 return 0
             found = self._scope.find(text) if found is None else found
             cut = [each.start for each in found if each.start < end < each.end]

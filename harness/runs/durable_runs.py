@@ -8,9 +8,8 @@ recorded answer without being made again.
 import enum
 import os
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import msgspec
 from msgspec.structs import replace
@@ -19,20 +18,20 @@ from ...policies.closing import Closing
 from ...policies.errors import ApprovalRequired, PolicyError
 from ...policies.languages import PYTHON
 from ...runner.messages import Answer
-from ...runner.result import SandboxResult, SandboxStatus
-from ..sandbox.executing import Executing
-from ..sandbox.parameters import CallArguments, FileContent
+from ...runner.requests.result import SandboxResult, SandboxStatus
+from ..sandbox.calls.executing import Executing
+from ..sandbox.parameters import CallArguments, CallOptions
 from ..schemas.spec import ToolSpec
-from ..tools.approval import ApprovalRequest
-from ..tools.caller import CALLING, Caller
+from ..tools.approval import ApprovalRequest, refusing
+from ..tools.tool import CALLING, Caller
 from .recorder import PAUSED, CallsInProgress, RunRecorder
 from .replay import RecordedCall
-from .store import Approval, RunStore, RunSummary, StoredRun
+from .run_store import Approval, RunStore, RunSummary, StoredRun
 
 DAY_SECONDS = 86_400.0
-_ENDING = 1000  # characters kept of the text that says how an attempt ended
-# A program that waits for approval was stopped by its recorder, or by its deadline while another call
-# took too long.  A program that ended by itself did not need the answer.
+_ENDING = 1000  # kept characters of the text about an attempt's end
+# Reasons with which a run pauses. A program that waits for approval was stopped by its recorder, or by
+# its deadline while another call took too long. A program that ended by itself did not need the answer.
 _STOPPED = (SandboxStatus.CANCELLED, SandboxStatus.TIMEOUT)
 
 
@@ -58,11 +57,11 @@ class RunAttempt(NamedTuple):
 class CallState(enum.Enum):
     """How far a recorded call got."""
 
-    WAITING = "waiting"  # for approval, or it was interrupted before it was made
-    UNKNOWN = "unknown"  # it was begun, and its outcome is not recorded
+    WAITING = "waiting"  # waits for approval, or was interrupted before it was made
+    UNKNOWN = "unknown"  # the call began, and its outcome is not recorded
     DONE = "done"
     FAILED = "failed"  # the tool failed, and may have done a part of its work
-    REFUSED = "refused"  # it was not made
+    REFUSED = "refused"  # the call was not made
 
 
 class RunCall(NamedTuple):
@@ -89,6 +88,9 @@ class RunRecord(NamedTuple):
     actions: tuple[str, ...]
 
 
+_cannot_wait = refusing("and this call cannot wait", "start the program with Runs.start")
+
+
 class Runs(Closing):
     """Runs in one file, with the approvals that they wait for.  Several processes may use the file.
 
@@ -105,31 +107,15 @@ class Runs(Closing):
         self._working = CallsInProgress()
 
     def start(
-        self,
-        sandbox: Executing,
-        code: str | bytes,
-        language: str = PYTHON,
-        *,
-        stdin: str | bytes | None = None,
-        inputs: Mapping[str, Any] | None = None,
-        files: Mapping[str, FileContent] | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        collect: Sequence[str] = (),
-        workspace: str | None = None,
-        clean: bool = False,
-        trace_id: str | None = None,
-        plain: bool = False,
-        arguments: Sequence[str] = (),
-        filename: str | None = None,
-        packages: Sequence[str] = (),
-        requirements: Sequence[str] = (),
-    ) -> RunAttempt:
+        self, sandbox: Executing, code: str | bytes, language: str = PYTHON,
+        **options: Unpack[CallOptions],
+    ) -> RunAttempt:  # fmt: skip
         """Execute `code` in a new cell as a durable run; the arguments are those of Sandbox.execute.
 
         Raises PolicyError for arguments that cannot be stored with the run.
         """
-        return self._begin(sandbox, CallArguments.of(locals()))
+        given = CallArguments.of("start", code=code, language=language, **options)
+        return self._begin(sandbox, given)
 
     def _begin(self, sandbox: Executing, given: CallArguments) -> RunAttempt:
         return self._attempt(sandbox, self._store.get(self._store.begin(given)))
@@ -265,11 +251,7 @@ class Runs(Closing):
         Raises RunPaused, which makes its run wait, or ApprovalRequired if it was refused.
         """
         if not asked.run:
-            raise ApprovalRequired(
-                f"{asked.tool} must be approved, and this call cannot wait",
-                "start the program with Runs.start",
-                tool=asked.tool,
-            )
+            return _cannot_wait(asked)
         state, why = self._store.use(asked, time.time() + self._wait_seconds)
         if state in ("pending", "over"):
             raise RunPaused(
@@ -296,7 +278,7 @@ class Runs(Closing):
         token = CALLING.set(replace(above, id=stored.run, recorder=recorder))
         end = partial(self._end, stored, is_repeat)
         try:
-            result = sandbox._execute(stored.given, None, recorder.stop)
+            result = sandbox._execute(replace(stored.given, cancel=recorder.stop))
         except BaseException as error:
             end("failed", f"{type(error).__name__}: {error}")
             raise
@@ -316,7 +298,6 @@ class Runs(Closing):
         return RunAttempt(stored.run, result, recorder.left())
 
     def _end(self, stored: StoredRun, is_repeat: bool, state: str, ending: str = "") -> None:
-        """Record how an attempt ended; a repetition changes nothing."""
         if not is_repeat:
             self._store.end(stored.run, state, ending[:_ENDING], attempt=stored.attempt)
 
@@ -355,7 +336,6 @@ def _shown(recorded: RecordedCall) -> RunCall:
 
 
 def _actions(run: RunSummary, approvals: tuple[Approval, ...], *, unknown: bool) -> tuple[str, ...]:
-    """Return the methods of `Runs` that can be called for a run now."""
     decide = ("approve", "reject") if approvals else ()
     mark = ("mark",) if unknown else ()
     resume = () if run.state == "completed" else ("resume",)

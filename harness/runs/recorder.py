@@ -24,14 +24,14 @@ from ...policies.errors import RegistryError, ToolOutcomeUnknown
 from ...runner.messages import Answer, Call
 from ..tools.approval import digest
 from .replay import RecordedCall, Replay
-from .store import NewCall, RunStore, StoredRun
+from .run_store import NewCall, RunStore, StoredRun
 
 PAUSED = "paused"
 # A program with several threads or tasks counts as idle after this time without a call or an answer.
 # While calls wait for approval, an idle program is stopped; it makes its further calls when resumed.
 SETTLE_SECONDS = 0.2
-# The same while the record and the program disagree: a missing call may only be late, on a busy host
-# or behind a timer.
+# The same time while record and program disagree, because a missing call may be late on a busy host or
+# behind a timer.
 PATIENCE_SECONDS = 5.0
 _SITE_CHARACTERS = 200
 
@@ -137,7 +137,7 @@ class RunRecorder:
         self._store = store
         self._working = working
         self._allow_divergence = allow_divergence
-        self._is_repeat = is_repeat  # of a run that is over: no call is made
+        self._is_repeat = is_repeat  # replays a run that is over: no call is made
         recorded = store.calls(stored.run)
         self._replay = Replay(recorded)
         self._calls = {each.call for each in recorded}
@@ -145,11 +145,11 @@ class RunRecorder:
         self._changed = threading.Condition()
         self._is_over = False
         self._in_order = True
-        self._turns: set[int] = set()  # places of the answers that wait for their turn
+        self._turns: set[int] = set()  # positions of answers that wait for their turn
         self._held = 0  # new calls that wait for missing recorded ones
         self._being_made = 0  # calls
         self._active_at = 0.0  # when the last call arrived, or the last answer was given
-        self._given = 0  # the highest place whose answer was given
+        self._given = 0  # highest position whose answer was given
 
     def answer(
         self,
@@ -233,7 +233,7 @@ class RunRecorder:
             answer = anew(making)
             with self._changed:
                 if self._is_over and not making.is_begun:
-                    return True  # nothing was done: the next attempt asks, or makes it
+                    return True  # nothing was done; the next attempt asks again or makes the call
                 if answer.kind == PAUSED:
                     making.suspend()
                     return False
@@ -318,7 +318,6 @@ class RunRecorder:
         self._stop()
 
     def _suspend(self, call: Call) -> None:
-        """Stop the program once all of it waits for approvals."""
         self.suspended += 1
         while not self._is_over:
             if self._held or self._turns:

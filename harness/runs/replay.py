@@ -26,7 +26,7 @@ class RecordedCall(NamedTuple):
 
     number: int
     site: str
-    digest: str  # of its tool and arguments
+    digest: str  # digest of the tool and its arguments
     tool: str
     begun: bool
     answer: Answer | None

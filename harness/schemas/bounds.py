@@ -2,7 +2,7 @@
 depth, with references only within the schema."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,7 +11,7 @@ import msgspec
 from ...policies.errors import ToolInvalid
 
 MAX_SCHEMA_BYTES = 256 * 1024  # the largest schema of 900 tools of real servers has 44 KiB
-_MAX_SCHEMA_OBJECTS = 5000  # the metaschema check takes a quarter millisecond for each
+_MAX_SCHEMA_OBJECTS = 5000
 _MAX_SCHEMA_DEPTH = 48
 _MAX_VALUE_DEPTH = 64
 _MAX_IDS = 100
@@ -19,6 +19,9 @@ _MAX_ID_CHARACTERS = 500
 _MAX_INDEX_DIGITS = 6
 _MAX_NODES = 1_000_000
 _SHOWN = 300
+# Keywords that hold schemas by name, and keywords that hold values.
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("enum", "const", "default", "examples")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 
@@ -50,8 +53,8 @@ def _is_json(value: object) -> bool:
     return value is None or isinstance(value, str | int | list)
 
 
-def check_shape(schema: object) -> int:
-    """Return the size of a schema as JSON, in bytes.
+def check_shape(schema: object) -> bytes:
+    """Return a schema as JSON.
 
     Raises ToolInvalid if it is not a JSON object, is too large, or is nested too deeply.
     """
@@ -64,12 +67,12 @@ def check_shape(schema: object) -> int:
             f"schema: must be JSON of at most {_MAX_SCHEMA_DEPTH} levels and {MAX_SCHEMA_BYTES} bytes"
         )
     try:
-        size = len(msgspec.json.encode(schema))
+        encoded = msgspec.json.encode(schema)
     except (ValueError, TypeError, OverflowError) as error:
         raise ToolInvalid(f"schema: cannot be encoded as JSON: {error}") from None
-    if size > MAX_SCHEMA_BYTES:
-        raise ToolInvalid(f"schema: must have at most {MAX_SCHEMA_BYTES} bytes, got {size}")
-    return size
+    if len(encoded) > MAX_SCHEMA_BYTES:
+        raise ToolInvalid(f"schema: must have at most {MAX_SCHEMA_BYTES} bytes, got {len(encoded)}")
+    return encoded
 
 
 def check_words(schema: dict[str, Any]) -> None:
@@ -90,7 +93,7 @@ def check_words(schema: dict[str, Any]) -> None:
         if isinstance(each.get(word), str)
     }
     ids = [each["$id"] for each in objects if isinstance(each.get("$id"), str)]
-    # The resolver joins each $id with those above it, and keeps the result.
+    # The resolver joins each $id with the ids above it and stores the result.
     if len(ids) > _MAX_IDS or any(len(id) > _MAX_ID_CHARACTERS for id in ids):
         raise ToolInvalid(
             f"schema: must have at most {_MAX_IDS} $id of at most {_MAX_ID_CHARACTERS} characters"
@@ -112,6 +115,24 @@ def patterns_in(schema: dict[str, Any]) -> Iterator[str]:
             yield each["pattern"]
         if isinstance(each.get("patternProperties"), dict):
             yield from each["patternProperties"]
+
+
+def rewritten(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a copy in which `change` has replaced every subschema, the innermost first.
+
+    Values, as those of `enum`, stay as they are.
+    """
+    if isinstance(schema, list):
+        return [rewritten(each, change) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, dict):
+            parts[key] = {name: rewritten(each, change) for name, each in value.items()}
+        else:
+            parts[key] = value if key in _VALUES else rewritten(value, change)
+    return change(parts)
 
 
 def texts_in(value: object) -> Iterator[str]:
@@ -146,7 +167,7 @@ def _check_reference(
     if not target.startswith("#"):
         raise ToolInvalid(f"schema: $ref {shown} leads outside: it must begin with #")
     if has_ids or target == "#" or target[1:] in anchors:
-        return  # below another $id a pointer begins there: a dead one fails when it is used
+        return  # below another $id a pointer is relative to it; a dead pointer fails when it is used
     part: Any = schema
     for step in unquote(target[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")

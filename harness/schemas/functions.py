@@ -1,21 +1,102 @@
 """Functions described in JSON Schema: functions of the host by inspection, source text by parsing.
 
 Source text is hostile: it is parsed, and never run.
+
+Docstrings, parsed into the description of a function and of each of its parameters.
 """
 
 import ast
 import inspect
+import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ...policies.errors import ToolInvalid
-from ...policies.source.parsing import TooDeep, parse
+from ...policies.source.python_check import TooDeep, parse
 from .annotations import Annotations, Schema
-from .docstrings import ParsedDocstring, read_docstring
-from .tool_names import key_of
+from .spec import key_of
+
+_MAX_CHARACTERS = 20_000
+_PARAMETERS = ("args", "arguments", "parameters", "params")
+_OTHERS = ("returns", "return", "raises", "yields", "example", "examples", "note", "notes")
+_FIELD = re.compile(r":(?:param|parameter|arg|argument)(?: [^:]{0,200})? \*{0,2}(\w+): ?(.*)$")
+_OTHER_FIELD = re.compile(r":\w+[^:]{0,200}:")
+_ENTRY = re.compile(r"\*{0,2}(\w+) ?(?:\([^)]{0,200}\))? ?: ?(.*)$")
+
+
+class ParsedDocstring(NamedTuple):
+    """`text` is everything before the first section; `parameters` maps names to descriptions."""
+
+    text: str
+    parameters: dict[str, str]
+
+
+def read_docstring(docstring: str | None) -> ParsedDocstring:
+    """Parse a docstring in the style of Google, NumPy or reStructuredText."""
+    lines = inspect.cleandoc((docstring or "")[:_MAX_CHARACTERS]).split("\n")
+    text: list[str] = []
+    found: dict[str, list[str]] = {}
+    for section, underlined, within in _sections(lines):
+        if not section:
+            text = within
+        elif section == "fields":
+            _read_fields(within, found)
+        elif section in _PARAMETERS:
+            _read_entries(within, found, underlined=underlined)
+    parameters = {name: " ".join(filter(None, said)) for name, said in found.items()}
+    return ParsedDocstring("\n".join(text).strip(), parameters)
+
+
+def _sections(lines: list[str]) -> Iterator[tuple[str, bool, list[str]]]:
+    """Yield sections as (name, whether it is underlined, lines); the text before them has no name."""
+    name, underlined, within = "", False, list[str]()
+    for number, line in enumerate(lines):
+        below = lines[number + 1].strip() if number + 1 < len(lines) else ""
+        heading = line.rstrip().removesuffix(":").lower()
+        is_underlined = below[:3] == "---" and not below.strip("-")
+        if heading in (*_PARAMETERS, *_OTHERS) and (line.rstrip().endswith(":") or is_underlined):
+            yield name, underlined, within
+            name, underlined, within = heading, is_underlined, []
+        elif _OTHER_FIELD.match(line) and name != "fields":
+            yield name, underlined, within
+            name, underlined, within = "fields", False, [line]
+        else:
+            within.append(line)
+    yield name, underlined, within
+
+
+def _read_fields(lines: list[str], found: dict[str, list[str]]) -> None:
+    said: list[str] = []
+    for line in map(str.strip, lines):
+        if match := _FIELD.match(line):
+            said = found[match[1]] = [match[2]]
+        elif _OTHER_FIELD.match(line):
+            said = []
+        else:
+            said.append(line)
+
+
+def _read_entries(lines: list[str], found: dict[str, list[str]], *, underlined: bool) -> None:
+    """Read the entries of a section: a line that is indented like the first one begins an entry."""
+    filled = [line for line in lines if line.strip("- ")]
+    first = _indent(filled[0]) if filled else 0
+    said: list[str] = []
+    for line in filled:
+        match = _ENTRY.match(line.strip()) if _indent(line) <= first else None
+        if match:  # NumPy: the type follows the name, and the text stands on the next lines
+            said = found[match[1]] = [] if underlined else [match[2]]
+        elif underlined and _indent(line) <= first:
+            said = found[line.strip()] = []
+        else:
+            said.append(line.strip())
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
 
 _MAX_PARAMETERS = 256
 _MAX_DEFAULT_BYTES = 1024
@@ -74,7 +155,7 @@ def _function_in(tree: ast.Module, tool: str) -> _Function:
     named = [node for node in functions if _is_called(node.name, tool)]
     public = {node.name: node for node in functions if not node.name.startswith("_")}
     if named:
-        return named[-1]  # a later one replaces an earlier one
+        return named[-1]  # a later definition replaces an earlier one
     if len(public) == 1:
         return next(iter(public.values()))
     raise ToolInvalid(
@@ -104,7 +185,6 @@ def _is_called(name: str, tool: str) -> bool:
 
 
 def _named(arguments: ast.arguments) -> list[tuple[ast.arg, ast.expr | None]]:
-    """Return the parameters that callers can pass by name, with their defaults."""
     missing: list[ast.expr | None] = [None] * (len(arguments.args) - len(arguments.defaults))
     plain = zip(arguments.args, [*missing, *arguments.defaults], strict=True)
     return [*plain, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]

@@ -1,92 +1,118 @@
-"""Validation of values against JSON Schema, bounded in size, steps and time.
+"""Validation of values against JSON Schema, bounded in size, time and memory.
 
-Schemas come from agents and servers, values from cells.  A schema is limited in size and depth, may
-refer only to itself (bounds.py), and is compiled once.  Compiling a schema and checking a value have a
-budget each, because a small schema can ask for any amount of work, and both end once the caller has
-given up (evaluation.py, patterns.py).  `format` is an annotation and not checked.
+Schemas come from agents and servers, values from cells.  A schema is limited in size and depth, and may
+refer only to itself (bounds.py).  A schema with a quick check, and the values that pass it, need no
+more; the rest is left to a confined process (checker.py), whose answer is bounded and is awaited until
+the caller has given up.  `format` is an annotation and not checked.
 
-Only this module imports `referencing`, and lazily.
+Quick checks of the simple schemas that most arguments have: about a microsecond each.
+
+A check that returns True proves that the value is JSON and valid in every part.  False proves nothing:
+the checker decides then.  A schema that has a quick check is valid itself, in every dialect.
 """
 
 import hashlib
+import json
+import math
 import threading
 from collections import OrderedDict
-from functools import cache
-from typing import Any
-
-import msgspec
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import BudgetExceeded, ToolInvalid
-from ...runner.budget import CANCEL, Budget
-from .bounds import check_shape, check_words, patterns_in, size_of
-from .evaluation import Dialect, Evaluation, SchemaCache, canonical
-from .keywords import DRAFT_7, DRAFT_2019, DRAFT_2020
-from .quick_checks import quick_check
+from ...runner.concurrency import CANCEL, Budget
+from .bounds import check_shape, check_words, size_of
+
+if TYPE_CHECKING:
+    from .checker import CheckAnswer
 
 COMPILE_STEPS = 8_000_000
-COMPILE_SECONDS = 10.0
-_CHECK_STEPS = 2_000_000
-_STEPS_PER_NODE = 80  # for each part of a value: about four keywords
-_CHECK_SECONDS = 10.0
+_SECONDS = 10.0  # time to compile a schema or check a value, with the wait for a free checker
 _REMEMBERED = 1024
 _REMEMBERED_BYTES = 64 * 1024 * 1024  # estimated memory of all cached validators
-_BYTES_PER_STATE = 250  # of a pattern, measured
 _OBJECTS_PER_TEXT = 10  # memory of a decoded schema divided by the size of its JSON, about
+_MOST_VALUE_BYTES = 32 * 1024 * 1024
 
 
 class Validator:
     """A compiled schema.  Safe from many threads.
 
-    `unchecked` lists the patterns that need backtracking: they are not checked, and refuse no value.
+    `unchecked` lists the patterns that cannot be compiled: they are not checked, and refuse no value.
     `size_bytes` estimates the memory of the validator; `is_certainly_valid` is its quick check.
     """
 
     def __init__(self, schema: dict[str, Any], budget: Budget | None = None) -> None:
         """Compile `schema`; raises ToolInvalid if it is not a valid schema, is too large, has a
         reference that leads nowhere or outside, or needs more than the budget."""
-        size = check_shape(schema)
+        self._schema = check_shape(schema)
         check_words(schema)
-        budget = budget or _budget("compiling the schema", COMPILE_STEPS, COMPILE_SECONDS)
-        self._schema = schema
-        self._cache = SchemaCache()
+        self._digest = hashlib.sha256(self._schema).digest()
+        self.size_bytes = len(self._schema) * _OBJECTS_PER_TEXT
+        self.unchecked: tuple[str, ...] = ()
+        check = quick_check(schema)
+        self.is_certainly_valid = check or (lambda value: False)
+        if not check:
+            self._compile(budget or _budget("compiling the schema", COMPILE_STEPS))
+
+    def _compile(self, budget: Budget) -> None:
         try:
-            self.unchecked = tuple(
-                each for each in patterns_in(schema) if self._cache.pattern(each, budget) is None
-            )
-            self._dialect = _checked_dialect(schema, budget)
+            answer = self._ask(b"", budget)
         except BudgetExceeded as exceeded:
             raise ToolInvalid(f"schema: {exceeded.what}") from None
-        self._resolver = _resolver_of(self._dialect, schema)
-        self.is_certainly_valid = quick_check(schema) or (lambda value: False)
-        self.size_bytes = size * _OBJECTS_PER_TEXT + self._cache.states * _BYTES_PER_STATE
+        if answer.invalid:
+            raise ToolInvalid(f"schema: {answer.invalid}")
+        self.unchecked = answer.unchecked
 
-    def complaints(self, value: Any, budget: Budget | None = None) -> tuple[str, ...]:
+    def complaints(self, value: Any) -> tuple[str, ...]:
         """Return the first ten errors of `value`; empty if it is valid.
 
-        A value that needs more than the budget gets a complaint too: it is refused.
+        A value that needs more than the checker may use gets a complaint too: it is refused.
         """
         if self.is_certainly_valid(value):
             return ()
-        if not (nodes := size_of(value)):
+        if not size_of(value):
             return ("the value is nested too deeply, too large, or not JSON",)
-        steps = _CHECK_STEPS + nodes * _STEPS_PER_NODE
-        budget = budget or _budget("checking the value against its schema", steps, _CHECK_SECONDS)
+        # A lone surrogate becomes one character of the same length.
+        given = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        if len(given) > _MOST_VALUE_BYTES:
+            return (f"the value is larger than {_MOST_VALUE_BYTES >> 20} MiB",)
+        budget = _budget("checking the value against its schema", float("inf"))
         try:
-            evaluation = Evaluation(self._dialect, self._cache, budget)
-            return evaluation.run(self._schema, value, self._resolver)
+            answer = self._ask(given, budget)
         except BudgetExceeded as exceeded:
             return (exceeded.what,)
-        except Exception as error:  # noqa: BLE001 - a reference may lead to a part that is no schema
-            return (f"the value cannot be checked against its schema: {type(error).__name__}",)
+        return (f"schema: {answer.invalid}",) if answer.invalid else answer.complaints
+
+    def _ask(self, value: bytes, budget: Budget) -> "CheckAnswer":
+        from . import checker_pool  # most schemas have a quick check
+        from .checker import CheckRequest
+
+        schema = b"" if value else self._schema
+        request = CheckRequest(self._digest, schema, value)
+        return checker_pool.checkers.ask(request, self._schema, budget)
 
 
 def is_same(some: Any, other: Any) -> bool:
-    """Tell whether two values are equal as JSON."""
-    return canonical(some) == canonical(other)
+    """Tell whether two values are equal as JSON: 1 equals 1.0, and does not equal true."""
+    return _canonical(some) == _canonical(other)
 
 
-def _budget(what: str, steps: int, seconds: float) -> Budget:
-    return Budget(what, steps, seconds=seconds, cancel=CANCEL.get())
+def _canonical(value: Any) -> str:
+    return json.dumps(_plain(value), sort_keys=True)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
+
+
+def _budget(what: str, steps: float) -> Budget:
+    return Budget(what, steps, seconds=_SECONDS, cancel=CANCEL.get())
 
 
 class _ValidatorCache:
@@ -111,8 +137,7 @@ class _ValidatorCache:
         return validator
 
     def _by_content(self, schema: dict[str, Any], budget: Budget | None) -> Validator:
-        check_shape(schema)
-        key = hashlib.sha256(msgspec.json.encode(schema)).digest()
+        key = hashlib.sha256(check_shape(schema)).digest()
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
@@ -135,87 +160,102 @@ def compile_schema(schema: dict[str, Any], budget: Budget | None = None) -> Vali
     """Return the cached validator of `schema`; keep it to check several values.
 
     Raises ToolInvalid if it is not a valid schema, is too large, has a reference that leads nowhere or
-    outside, or needs more than `budget` to compile (default 8,000,000 steps and 10 s).
+    outside, or needs more than `budget` to compile (default 10 s).
     """
     known = _validators.seen.get(id(schema))
     return known[1] if known and known[0] is schema else _validators.get(schema, budget)
 
 
-# dialects and their metaschemas
-
-_DRAFT_7 = "http://json-schema.org/draft-07/schema#"
-_DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
-_DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
-_UNNAMED = ""
-
-
-def _checked_dialect(schema: dict[str, Any], budget: Budget) -> Dialect:
-    """Return the dialect of a schema; raises ToolInvalid if the schema is invalid in it.
-
-    A schema that names no dialect and is invalid in the newest one may be of draft 7: old generators
-    leave the name out.  It is checked with the keywords of both, so that none is lost.
-    """
-    named = _uri_of(schema.get("$schema"))
-    complaint = _complaint_about(named, schema, budget)
-    if not complaint:
-        return _dialect(named)
-    if "$schema" not in schema and not _complaint_about(_DRAFT_7, schema, budget):
-        return _dialect(_UNNAMED)
-    raise ToolInvalid(f"schema: {complaint}")
+Check = Callable[[Any], bool]
+_ANNOTATIONS = {
+    "title": str, "description": str, "default": object, "examples": list, "$schema": str,
+    "$comment": str, "deprecated": bool,
+}  # fmt: skip
+_SCALARS = {
+    "string": (str,),
+    "integer": (int,),  # not bool; the whole validator decides about 1.0
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+_OBJECT = {"type", "properties", "required", "additionalProperties"}
 
 
-def _uri_of(dialect: object) -> str:
-    """Return the URI of a supported dialect: draft 7 for older ones, the newest for unknown ones."""
-    if isinstance(dialect, str) and "json-schema.org/draft-0" in dialect:
-        return _DRAFT_7
-    if isinstance(dialect, str) and "2019-09" in dialect:
-        return _DRAFT_2019
-    return _DRAFT_2020
+def quick_check(schema: Any) -> Check | None:
+    """Return a check that is True only for values that `schema` allows; None if it is not simple."""
+    if not isinstance(schema, dict):
+        return None
+    words, kind = schema.keys() - _ANNOTATIONS.keys(), schema.get("type")
+    if not isinstance(kind, str) or not _are_annotations_valid(schema):
+        return None
+    if kind in _SCALARS and words == {"type"}:
+        kinds = _SCALARS[kind]
+        return lambda value: type(value) in kinds
+    if kind == "number" and words == {"type"}:
+        return _is_number
+    if kind == "string" and words == {"type", "enum"}:
+        return _one_of(schema["enum"])
+    if kind == "array" and words <= {"type", "items"}:
+        return _array(schema.get("items"))
+    return _object(schema) if kind == "object" and words <= _OBJECT else None
 
 
-@cache
-def _dialect(uri: str) -> Dialect:
-    from referencing.jsonschema import DRAFT7, DRAFT201909, DRAFT202012, lookup_recursive_ref
-
-    if uri == _DRAFT_7:
-        create: Any = DRAFT7.create_resource
-        return Dialect(DRAFT_7, create, lookup_recursive_ref, True, False, False)
-    if uri == _DRAFT_2019:
-        create = DRAFT201909.create_resource
-        return Dialect(DRAFT_2019, create, lookup_recursive_ref, False, True, False)
-    create = DRAFT202012.create_resource
-    if uri == _UNNAMED:
-        create = DRAFT201909.create_resource  # supports both $anchor and lists of items
-        return Dialect(DRAFT_7 | DRAFT_2020, create, lookup_recursive_ref, False, True, True)
-    return Dialect(DRAFT_2020, create, lookup_recursive_ref, False, True, True)
+def _are_annotations_valid(schema: dict[str, Any]) -> bool:
+    named = _ANNOTATIONS.keys() & schema.keys()
+    return all(isinstance(schema[name], _ANNOTATIONS[name]) for name in named)
 
 
-@cache
-def _meta(uri: str) -> tuple[Any, Any, SchemaCache]:
-    """Return the metaschema of a dialect, its resolver, and its cache."""
-    from jsonschema_specifications import REGISTRY
-
-    registry: Any = REGISTRY
-    return registry.contents(uri), registry.resolver(uri), SchemaCache()
+def _kind(schema: dict[str, Any]) -> type | None:
+    """Return the type whose every value `schema` allows; None if there is no such type."""
+    if schema.keys() - _ANNOTATIONS.keys() != {"type"} or schema["type"] not in _SCALARS:
+        return None
+    return _SCALARS[schema["type"]][0]
 
 
-def _complaint_about(uri: str, schema: dict[str, Any], budget: Budget) -> str:
-    meta, resolver, cache = _meta(uri)
-    evaluation = Evaluation(_dialect(uri), cache, budget, lenient=True, most=1)
-    try:
-        return "".join(evaluation.run(meta, schema, resolver))
-    except RecursionError:
-        raise ToolInvalid("schema: nested too deeply") from None
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
-def _resolver_of(dialect: Dialect, schema: dict[str, Any]) -> Any:
-    from referencing import Registry
+def _one_of(texts: Any) -> Check | None:
+    if not texts or not _are_names(texts):
+        return None
+    allowed = frozenset(texts)
+    return lambda value: type(value) is str and value in allowed
 
-    registry: Any = Registry()  # contains nothing else and fetches nothing
-    resource = dialect.resource_of(schema)
-    try:
-        # Crawl now: otherwise each reference to an anchor crawls the schema again.
-        registry = registry.with_resource(resource.id() or "", resource).crawl()
-        return registry.resolver(resource.id() or "")
-    except Exception as error:  # noqa: BLE001 - `referencing` raises many kinds for an odd $id
-        raise ToolInvalid(f"schema: invalid $id or $anchor: {type(error).__name__}") from None
+
+def _are_names(given: Any) -> bool:
+    is_list = isinstance(given, list) and all(isinstance(each, str) for each in given)
+    return is_list and len(set(given)) == len(given)
+
+
+def _array(items: Any) -> Check | None:
+    check = quick_check(items)
+    return check and (lambda value: type(value) is list and all(map(check, value)))
+
+
+def _object(schema: dict[str, Any]) -> Check | None:
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    more = schema.get("additionalProperties", True)
+    if (
+        not isinstance(properties, dict)
+        or not _are_names(required)
+        or (more is not True and more is not False)
+    ):
+        return None
+    checks = {name: quick_check(each) for name, each in properties.items()}
+    if not all(checks.values()):
+        return None
+    kinds = {name: _kind(each) for name, each in properties.items()}
+    needed = frozenset(required)
+
+    def check(value: Any) -> bool:
+        if type(value) is not dict or not needed <= value.keys():
+            return False
+        for name, each in value.items():
+            if type(each) is kinds.get(name):
+                continue
+            known = checks.get(name)
+            if not (known and known(each)):  # a property without a schema may not even be JSON
+                return False
+        return True
+
+    return check

@@ -25,7 +25,7 @@ from ...policies.errors import PolicyError
 from ..database import Database
 
 Floats = npt.NDArray[np.float32]
-_MAX_TOKENS = 256  # as MiniLM was trained; a description says within them what a tool does
+_MAX_TOKENS = 256  # MiniLM's training length; the beginning of a description says what a tool does
 _BATCH = 16
 _CACHE_FORMAT = 2001  # registries have 1001, runs count from 1
 _CACHE_SCHEMA = "CREATE TABLE vectors (text BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID"

@@ -1,28 +1,88 @@
 """`SearchIndex`: one index over everything that programs call by name (made tools, functions of the
-host, tools of MCP servers, skills).
+host, tools of MCP servers, skills); models for search by meaning, shared by several indexes.
 
 Pure, over documents.  A document whose name the query contains stands first; a query that shares no
 informative word with any document finds nothing, and gets a hint.  The same documents and the same
 query give the same order.
 """
 
+import functools
+import importlib.util
+import os
 import threading
 from collections.abc import Iterable, Sequence, Set
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from .collection import DocumentStore, Filter
-from .documents import Document
-from .model import SemanticIndex
-from .postings import Postings
-from .query import ParsedQuery, parse_query, why_nothing
-from .words import MAX_CHARACTERS, apart, words
+from ...policies.errors import PolicyError
+from ...policies.extras import how_to_install
+from ..user_data import state_directory
+from .documents import Document, DocumentStore, Filter
+from .postings import MAX_CHARACTERS, ParsedQuery, Postings, apart, parse_query, why_nothing, words
+
+MODEL_HELP = "search by meaning too, with the sentence encoder in this folder (extra semantic)"
+
+
+class SemanticIndex(Protocol):
+    """An index of texts by meaning; ids are those of documents."""
+
+    def add(self, texts: dict[str, str]) -> None:
+        """Add texts by id; each replaces the text with the same id."""
+
+    def remove(self, id: str) -> None:
+        """Remove a known text."""
+
+    def nearest(self, query: str, count: int, allowed: Set[str] | None) -> list[tuple[str, float]]:
+        """Return the ids of the `count` texts of `allowed` (default all) nearest to `query`, with their
+        similarity: 1 is the same meaning, 0 an unrelated one."""
+
+
+class Model:
+    """A sentence encoder of a local folder, which makes a vector index for each search index.
+
+    `cache` is a file that keeps the vectors of texts.  Safe from many threads.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], cache: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Read the encoder; raises PolicyError if the folder or the extra is missing."""
+        if any(importlib.util.find_spec(name) is None for name in ("numpy", "tokenizers")):
+            raise PolicyError("the extra `semantic` is not installed", how_to_install("semantic"))
+        from .encoder import Encoder, VectorIndex
+
+        encoder = Encoder(Path(folder))
+        self._make = functools.partial(VectorIndex, encoder, Path(cache) if cache else None)
+
+    def meaning(self) -> SemanticIndex:
+        """Return a new vector index, for one search index."""
+        return self._make()
+
+
+def model_of(given: "Model | str | os.PathLike[str] | None") -> Model | None:
+    """Return the given model, or the model of a folder; raises PolicyError."""
+    return Model(given) if isinstance(given, str | os.PathLike) else given
+
+
+def commands_model(folder: str | None) -> Model | None:
+    """Return the model of a command's `--model`, whose vectors are cached between commands."""
+    if folder is None:
+        return None
+    directory = state_directory()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PolicyError(f"cannot make {directory}: {error.strerror}") from None
+    return Model(folder, directory / "vectors.db")
+
 
 __all__ = ["MAX_FOUND", "Filter", "Match", "SearchIndex", "SearchPage"]
 
 MAX_FOUND = 200  # results that pages reach; a better query is the way to find the rest
 _EXTRA = 8  # results computed beyond a page, because some may not answer the query
-_NEAR = 100  # documents that words, and that meaning, contribute to the fused order
+_NEAR = 100  # documents that words and meaning each contribute to the fused order
 # Cosine from which a text answers a query without a shared word.  For a sentence it is lower: most of a
 # sentence is about the case at hand.
 _MEANS_IT_IN_WORDS, _MEANS_IT = 0.3, 0.25
@@ -125,7 +185,6 @@ class SearchIndex:
         return SearchPage(page, bool(page) and len(matches) > offset + limit < MAX_FOUND, hint)
 
     def _ranked(self, asked: ParsedQuery, allowed: Set[int] | None, count: int) -> list[int]:
-        """Return up to `count` documents that answer, the best first."""
         if self._meaning:
             return self._fused(self._meaning, asked, allowed)[:count]
         if not any(word in self._postings for word in asked.telling):
@@ -182,7 +241,6 @@ class SearchIndex:
         return [number for number in fused if shares[number] >= 0.5]
 
     def _hint(self, query: str, allowed: Set[int] | None) -> str:
-        """Return a hint why nothing was found, and what to do."""
         if not len(self._documents) or (allowed is not None and not allowed):
             filtered = " with this filter" if len(self._documents) else ""
             return f"there is nothing to find{filtered}"

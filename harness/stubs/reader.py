@@ -1,30 +1,23 @@
 """Conversion of JSON Schema to types.  A malformed schema becomes `Any`; no schema raises.
 
 Constraints on values are ignored: the broker checks the real arguments.
+
+Helpers that read parts of an arbitrary JSON Schema, for `reader.py`.
+
+Named types of a schema, which may refer to each other and to themselves.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 from ..schemas.spec import ToolSpec
-from ..text.hidden import line, prose
-from .definitions import Definitions
-from .names import RESERVED, identifier
-from .schema_parts import (
-    MEMBERS,
-    both,
-    default_in,
-    implied,
-    is_record,
-    listed,
-    part_of,
-    typed_members,
-    without,
-)
-from .types import (
+from ..text.hidden import cut, line, prose
+from .stub_types import (
     ANY,
     NONE,
+    RESERVED,
     ListOf,
     MapOf,
     Named,
@@ -35,12 +28,197 @@ from .types import (
     TupleOf,
     Type,
     either,
+    identifier,
+    literals,
+    members_of,
+    names_in,
+    type_name,
 )
 
-_DEPTH = 24  # of schemas within each other, without a reference between them
-_MERGES = 6  # of allOf within each other
+MEMBERS = 24  # members of an anyOf, an allOf or a tuple
+_VALUES = 64  # shown values of an enum
+_TEXT = 200  # characters of a value that is listed
+_SMALL = 2**53
+_TYPED = (
+    "type", "properties", "items", "prefixItems", "$ref", "anyOf", "oneOf", "allOf", "enum", "const",
+    "additionalProperties", "patternProperties",
+)  # fmt: skip
+
+
+def without(schema: Mapping[str, Any], word: str) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != word}
+
+
+def both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with the properties of both; for other keywords `one` wins."""
+    whole = {**other, **one}
+    mine, theirs = one.get("properties"), other.get("properties")
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        whole["properties"] = {**theirs, **mine}
+    mine, theirs = one.get("required"), other.get("required")
+    if isinstance(mine, list) and isinstance(theirs, list):
+        whole["required"] = [*mine, *theirs]
+    return whole
+
+
+def typed_members(members: object) -> list[Mapping[str, Any]]:
+    """Return the members of an anyOf that restrict the type of a value."""
+    if not isinstance(members, list) or len(members) > MEMBERS:
+        return []
+    return [
+        each for each in members
+        if isinstance(each, Mapping) and any(word in each for word in _TYPED)
+    ]  # fmt: skip
+
+
+def implied(schema: Mapping[str, Any]) -> str:
+    """Return the type of a schema that may not say it."""
+    if isinstance(kind := schema.get("type"), str):
+        return kind
+    if any(word in schema for word in ("properties", "additionalProperties", "patternProperties")):
+        return "object"
+    return "array" if "items" in schema or "prefixItems" in schema else ""
+
+
+def is_record(schema: Mapping[str, Any]) -> bool:
+    other = ("anyOf", "oneOf", "enum", "const", "$ref")
+    has_fields = isinstance(schema.get("properties"), Mapping) and bool(schema["properties"])
+    return has_fields and implied(schema) == "object" and not any(word in schema for word in other)
+
+
+def listed(values: list[Any]) -> Type:
+    """Return one of `values`; their types alone where they are many, long, or no plain values."""
+    if 0 < len(values) <= _VALUES and all(map(_is_short, values)):
+        return literals(values)
+    return either([_type_of(value) for value in values[: _VALUES * 4]])
+
+
+def _is_short(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _TEXT
+    return value is None or (isinstance(value, int) and abs(value) <= _SMALL)
+
+
+def _type_of(value: object) -> Type:
+    kinds: tuple[tuple[type, Type], ...] = (
+        (bool, Plain("bool")), (int, Plain("int")), (float, Plain("float")), (str, Plain("str")),
+        (list, ListOf(ANY)), (dict, MapOf(ANY)),
+    )  # fmt: skip
+    return NONE if value is None else next((t for k, t in kinds if isinstance(value, k)), ANY)
+
+
+def default_in(schema: Mapping[str, Any]) -> str:
+    if "default" not in schema or schema["default"] is None:
+        return ""
+    try:
+        return cut(json.dumps(schema["default"]), 60)
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def part_of(root: object, reference: str) -> object:
+    """Return a reference's target in `root`; None if it is missing or elsewhere."""
+    if not reference.startswith("#"):
+        return None
+    part: Any = root
+    for step in unquote(reference[1:]).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, Mapping):
+            part = part.get(step)
+        elif isinstance(part, list) and step.isdecimal() and int(step[:6]) < len(part):
+            part = part[int(step[:6])]
+        else:
+            return None
+    return part
+
+
+_MOST = 150  # types of one schema
+_MOST_WORDS = 4  # kept words of a type's name, the last ones
+
+
+class Definitions:
+    """Types by name; no name is one of `taken`."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._known: dict[str, Record | Type] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._known)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._known) >= _MOST
+
+    def reserve(self, words: list[str]) -> Named:
+        """Return a name for a type that is defined later, so that others can refer to it."""
+        name = type_name(words[-_MOST_WORDS:], self._taken)
+        self._taken.add(name)
+        self._known[name] = ANY
+        return Named(name)
+
+    def define(self, named: Named, definition: Record | Type) -> None:
+        self._known[named.name] = definition
+
+    def settle(self) -> None:
+        """Replace each type that refers to itself only by Any."""
+        for name, each in self._known.items():
+            if not isinstance(each, Record) and _says_only_itself(name, self._known):
+                self._known[name] = ANY
+
+    def needed(self, roots: Iterable[Type]) -> dict[str, Record | Type]:
+        """Return the definitions that `roots` use, each after those that it names."""
+        waiting = list(roots)
+        found: set[str] = set()
+        while waiting:
+            new = [name for name in names_in(waiting.pop()) if name not in found]
+            found.update(new)
+            for name in new:
+                waiting += _types_of(self._known[name])
+        return _in_order({name: each for name, each in self._known.items() if name in found})
+
+
+def _types_of(definition: Record | Type) -> list[Type]:
+    if isinstance(definition, Record):
+        return [field.type for field in definition.fields]
+    return [definition]
+
+
+def _says_only_itself(name: str, definitions: dict[str, Record | Type]) -> bool:
+    """Tell whether nothing but names stands between a definition and itself: no type is like that."""
+    waiting, seen = [name], set[str]()
+    while waiting:
+        definition = definitions[waiting.pop()]
+        parts = () if isinstance(definition, Record) else members_of(definition)
+        names = [each.name for each in parts if isinstance(each, Named)]
+        if name in names:
+            return True
+        waiting += [each for each in names if each not in seen]
+        seen.update(names)
+    return False
+
+
+def _in_order(definitions: dict[str, Record | Type]) -> dict[str, Record | Type]:
+    """Return definitions, each behind those that it names, as far as they do not name each other."""
+    ordered: dict[str, Record | Type] = {}
+    begun: set[str] = set()
+    waiting = list(reversed(definitions))
+    while waiting:
+        name = waiting[-1]
+        if name in begun:  # everything that it names is placed, or leads back to it
+            ordered.setdefault(waiting.pop(), definitions[name])
+            continue
+        begun.add(name)
+        names = (each for type in _types_of(definitions[name]) for each in names_in(type))
+        waiting += reversed([each for each in names if each not in begun])
+    return ordered
+
+
+_DEPTH = 24  # nested schemas without a reference between them
+_MERGES = 6  # nested allOf
 _NODES = 4000  # schemas that are looked at, for one tool
-_FIELDS = 256  # of one object
+_FIELDS = 256  # fields of one object
 _LONGEST = 200  # characters of a name
 _WORDS = {
     "null": NONE, "boolean": Plain("bool"), "integer": Plain("int"), "number": Plain("float"),
@@ -71,8 +249,9 @@ class _Reader:
         self._words = words
         self.definitions = definitions
         self._references: dict[str, Named] = {}
-        self._waiting: list[tuple[Named, Mapping[str, Any], list[str]]] = []  # that are referred to
-        self._records: dict[str, Named] = {}  # by what they were made of
+        # types that are referred to, and are not yet read
+        self._waiting: list[tuple[Named, Mapping[str, Any], list[str]]] = []
+        self._records: dict[str, Named] = {}  # types by the schema that they were made of
         self._nodes = 0
 
     def parameters(self) -> tuple[tuple[Property, ...], bool]:
@@ -89,7 +268,6 @@ class _Reader:
         return type
 
     def _read(self, schema: object, words: list[str], depth: int) -> Type:
-        """Return the type of `schema`, of which `words` tell what it is."""
         self._nodes += 1
         if not isinstance(schema, Mapping) or depth > _DEPTH or self._nodes > _NODES:
             return ANY
@@ -177,7 +355,7 @@ class _Reader:
 
     def _array(self, schema: Mapping[str, Any], words: list[str], depth: int) -> Type:
         items, first = schema.get("items"), schema.get("prefixItems")
-        if isinstance(items, list):  # as it was until draft 2019-09
+        if isinstance(items, list):  # the form until draft 2019-09
             items, first = schema.get("additionalItems"), items
         item = [*words, "Item"]
         if not isinstance(first, list) or not first:
@@ -201,7 +379,7 @@ class _Reader:
         return whole
 
     def _follow(self, reference: str) -> Type:
-        """Return the name of what a reference leads to, which is read when all else was."""
+        """Return the name of a reference's target, which is read last."""
         if reference not in self._references:
             target = part_of(self._root, reference)
             if not isinstance(target, Mapping) or self.definitions.is_full:

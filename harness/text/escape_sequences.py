@@ -1,9 +1,9 @@
 """`TerminalFilter`: the escape sequences of a guest that a person's terminal may get.
 
-A list of what is allowed: moving, drawing, colours, and modes that can be switched back.  Everything
-else is dropped: sequences that a terminal answers with text of a program's choice, which the next
-program would read as if it were typed (DECRQSS, titles, ENQ; CVE-2003-0063 and many since), that change
-the clipboard (OSC 52) or the title, that print, and that move windows.
+Allowed sequences: moving, drawing, colours, and modes that can be switched back. Everything else is
+dropped: sequences that a terminal answers with text of a program's choice, which the next program would
+read as if it were typed (DECRQSS, titles, ENQ; CVE-2003-0063 and many since), that change the clipboard
+(OSC 52) or the title, that print, and that move windows.
 
 Full-screen programs ask a terminal for its attributes, the cursor and its colours before they draw.
 With `TerminalQuestions` these few questions are passed on: no answer to them holds text that a program
@@ -31,8 +31,8 @@ _SHORT = frozenset(("7", "8", "=", ">", "D", "E", "H", "M", "(0", "(B", ")0", ")
 _PLAIN = frozenset("@ABCDEFGHIJKLMPSTXZ`abdefgmrsu")  # CSI with parameters of digits only
 _DIGITS = re.compile(r"[0-9;:]*")
 _SHAPE, _RESET = " q", "!p"  # DECSCUSR: the shape of the cursor; DECSTR: a soft reset
-# What undoes insert mode, keypad, G1, tab stops (by DECST8C), the cursor's shape, and the scrolling
-# region, whose change moves the cursor: it is put back.
+# Sequences that undo insert mode, keypad, G1, tab stops (by DECST8C), the cursor's shape and the
+# scrolling region. Changing the region moves the cursor, so the cursor is saved and restored.
 _TABS = "\x1b[?5W"
 _UNDOING = {
     "4h": "\x1b[4l", "\x1b=": "\x1b>", "\x1b)0": "\x1b)B", "\x1bH": _TABS, "g": _TABS,
@@ -42,9 +42,9 @@ _UNDOING = {
 _MODES = frozenset(
     (1, 5, 6, 7, 12, 25, 47, 66, 1000, 1002, 1003, 1005, 1006, 1015, 1047, 1048, 1049, 2004)
 )
-_ON = frozenset((7, 12, 25))  # by default
+_ON = frozenset((7, 12, 25))  # modes that are on by default
 _LONGEST_MODE = 4  # digits
-# DA, secondary DA, DSR, the cursor.  Their answers hold numbers, and those about colours too.
+# Queries: DA, secondary DA, DSR, cursor position. Their answers, and those about colours, hold numbers.
 _QUESTIONS = {"c": "c", "0c": "c", ">c": ">c", ">0c": ">c", "5n": "n", "6n": "R"}
 _ANSWER = re.compile(
     rb"\x1b(?:\[(?P<mark>[?>]?)[0-9;]{1,64}(?P<final>[cnR])"
@@ -56,8 +56,8 @@ _MOST_ASKED = 64
 class TerminalQuestions:
     """The questions that a terminal was asked and has not answered, the oldest first.
 
-    A terminal answers in order, so an answer ends what was asked before it too: some terminals do not
-    know some questions.
+    A terminal answers in order, so an answer also ends earlier questions, which some terminals do not
+    know.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class TerminalQuestions:
         return False
 
     def read(self, data: bytes) -> None:
-        """Look for answers in what the terminal sends."""
+        """Look for answers in the terminal's input."""
         if not self._asked:
             self._rest = b""
             return
@@ -101,11 +101,11 @@ class TerminalFilter:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._rest = ""  # the beginning of a sequence
         self._in_string = False
-        self._changed: dict[int, bool] = {}  # modes that are not as they were
-        self._undoing: dict[str, None] = {}  # the sequences that undo others
+        self._changed: dict[int, bool] = {}  # changed modes
+        self._undoing: dict[str, None] = {}  # sequences that undo changes
 
     def feed(self, data: bytes) -> bytes:
-        """Return what of `data`, and of what came before it, may be written now."""
+        """Return the part of `data`, and of held data, that may be written now."""
         text, passed, at = self._rest + self._decode(data), [], 0
         while at < len(text):
             if self._in_string:
@@ -124,7 +124,7 @@ class TerminalFilter:
             elif _UNFINISHED.match(text, at) and len(text) - at < _LONGEST:
                 break
             else:
-                at += 1  # an escape that begins nothing
+                at += 1  # an escape that begins no sequence
         self._rest = text[at:]
         return "".join(passed).encode()
 
@@ -132,6 +132,10 @@ class TerminalFilter:
         """Return the sequences that undo the modes, colours and character sets of the guest."""
         modes = "".join(f"\x1b[?{n}{'h' if n in _ON else 'l'}" for n in self._changed)
         return f"{modes}{''.join(self._undoing)}\x0f\x1b(B\x1b[m".encode()
+
+    def resume(self) -> bytes:
+        """Return the sequences that set the modes of the guest again, after `restore`."""
+        return "".join(f"\x1b[?{n}{'l' if n in _ON else 'h'}" for n in self._changed).encode()
 
     def _passed(self, token: re.Match[str]) -> str:
         kind, value = token.lastgroup, token[0]
@@ -156,7 +160,7 @@ class TerminalFilter:
         return self._questions is not None and self._questions.ask(kind)
 
     def _undoable(self, sequence: str, kind: str) -> str:
-        """Return a sequence that is passed on, and note what undoes it."""
+        """Return an allowed sequence, and record the sequence that undoes it."""
         if undoing := _UNDOING.get(kind):
             self._undoing[undoing] = None
         return sequence

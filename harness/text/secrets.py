@@ -52,7 +52,7 @@ def find_secrets(text: str, *, at_random: bool = True) -> list[Secret]:
 
 
 def secret_named(name: str, value: str) -> str:
-    """Return the kind of secret that `value` is according to its `name`; "" if it is none."""
+    """Return the kind of secret that `value` is according to its `name`; "" if it is not a secret."""
     if _AUTHORIZATION.search(name) and len(value) >= _SHORTEST:
         return "authorization"
     return "assignment" if _NAMED.search(name) and _is_value(value) else ""
@@ -65,7 +65,6 @@ def names_no_secret(name: str) -> bool:
 
 
 def _merged(found: list[Secret]) -> list[Secret]:
-    """Merge overlapping matches; the first kind wins."""
     kept: list[Secret] = []
     for leak in found:
         if kept and leak.start < kept[-1].end:
@@ -139,6 +138,21 @@ _FORMATS = (
     ),
 )  # fmt: skip
 
+# Prefixes that say more of a key than the hints of its format.
+_PREFIXES = (
+    "sk-ant-api03-", "sk-ant-", "sk-proj-", "sk-or-v1-", "xoxb-", "xoxp-", "xapp-1-", "dop_v1_",
+)  # fmt: skip
+
+
+def known_prefix(value: str) -> str:
+    """Return the beginning of a secret that its issuer documents, and that is none itself."""
+    hints = (hint for form in _FORMATS if form.kind.endswith(_KINDS) for hint in form.hints)
+    return max(
+        (each for each in (*_PREFIXES, *hints) if value.startswith(each)), key=len, default=""
+    )
+
+
+_KINDS = ("_key", "_token", "_secret")
 _HINTED = re.compile("|".join(re.escape(hint) for form in _FORMATS for hint in form.hints))
 
 
@@ -207,7 +221,7 @@ _WORDS = re.compile(r"[A-Za-z]+(?:[_-][A-Za-z]+)*")
 
 
 _UNFINISHED = re.compile(rf"(?i:{_NAMES})[\"']?\s{{0,3}}(?:(?:=|:=|:|=>)\s{{0,3}}[\"']?)?\Z")
-_LONGEST_NAME = 40  # with what may stand behind it
+_LONGEST_NAME = 40  # characters of a name with its suffix
 
 
 def unfinished_assignment(text: str) -> int:
@@ -286,7 +300,6 @@ _A_WORD = re.compile(r"[a-z]{8}")
 
 
 def _changes(run: str) -> int:
-    """Return how often a character is of another class than the one before it."""
     sorts = [(each.isdigit(), each.isupper(), each.islower()) for each in run]
     return sum(some != other for some, other in itertools.pairwise(sorts))
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...policies.errors import ApprovalRequired
-from ..text.presentation import presented_whole
-from ..text.terminal import harmless
+from ..text.terminal_text import harmless, presented_whole
 
 
 class ApprovalRequest(NamedTuple):
@@ -25,7 +24,7 @@ class ApprovalRequest(NamedTuple):
     caller: str
     reason: str
     run: str = ""  # the durable run that can wait for the decision; "" if the call cannot wait
-    version: str = ""  # of the tool: `ToolSpec.identity`
+    version: str = ""  # version of the tool: `ToolSpec.identity`
     call: str = ""  # the identity of the call within the run
     written: dict[str, Any] | None = None
 
@@ -66,10 +65,24 @@ def ask_terminal(asked: ApprovalRequest) -> bool:
     return sys.stdin.readline().strip() == "yes"
 
 
-def refuse_approval(asked: ApprovalRequest) -> bool:
-    """Refuse: no approver is set."""
-    raise ApprovalRequired(
-        f"{asked.tool} must be approved, and no approver is set",
-        "pass approve=, a function that asks a person",
-        tool=asked.tool,
-    )
+def refusing(why: str, hint: str) -> Approve:
+    """Return an approver that refuses every call, and tells what to do instead."""
+
+    def refuse(asked: ApprovalRequest) -> bool:
+        raise ApprovalRequired(f"{asked.tool} must be approved, {why}", hint, tool=asked.tool)
+
+    return refuse
+
+
+refuse_approval = refusing("and no approver is set", "pass approve=, a function that asks a person")
+
+
+def asking(by_run: Approve, otherwise: Approve) -> Approve:
+    """Return the approver of a server: it asks by the run of a call, or else by `otherwise`, and
+    refuses a call whose arguments cannot be shown whole."""
+
+    def approve(asked: ApprovalRequest) -> bool:
+        presented_whole(asked.tool, asked.arguments)
+        return (by_run if asked.run else otherwise)(asked)
+
+    return approve

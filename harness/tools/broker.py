@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from ...policies.errors import (
-    ApprovalRequired,
-    PolicyError,
-    ToolArgumentsInvalid,
-    ToolBudgetExceeded,
-    ToolDenied,
-    ToolError,
-    ToolNotFound,
-    ToolResultTooLarge,
-)
-from ...policies.similar import did_you_mean
-from ...policies.tools import (
+from ...policies import errors
+from ...policies.argument_checks import did_you_mean
+from ...policies.tool_rules import (
     ALLOWED,
     ToolDecision,
     ToolRule,
@@ -33,23 +24,25 @@ from ...policies.tools import (
     rule_lists,
     strictest,
 )
-from ...runner.audit.spans import Span, span_of
+from ...runner.audit.record import Span, span_of
 from ..schemas.spec import ToolOwner, ToolSpec
-from ..search.model import Model, model_of
+from ..search.search import Model, model_of
 from ..text.redaction import Redaction
 from .approval import ApprovalRequest, Approve, refuse_approval
 from .call_trail import OWN, BrokerCall, CallTrail, OwnTrail, ToolTerms, forms_of
-from .caller import CALLING, Caller, Tool
-from .catalogue import Catalogue, catalogue_of
+from .catalogue import Catalogue, Discovery, catalogue_of
 from .catalogue import Offer as Offer
-from .checks import check_arguments, quick_check_of
-from .discovery import Discovery
-from .filters import Hits, ResultFilter
-from .meter import Meter
-from .private_calls import PrivateResults, private_error, restored_of
-from .results import READ_ALL, READ_RESULT, Results
-from .sanitizer import SanitizedResult, Sanitizer
-from .vault import Vault
+from .results import READ_ALL, READ_RESULT, Hits, ResultFilter, Results
+from .sanitizer import (
+    PrivateResults,
+    SanitizedResult,
+    Sanitizer,
+    check_arguments,
+    private_error,
+    quick_check_of,
+    restored_of,
+)
+from .tool import CALLING, Caller, Meter, Tool, Vault
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
@@ -64,7 +57,7 @@ class Broker:
     `tools` is a catalogue, such as a ToolFactory or McpServers, or a sequence of tools and functions.
     `rules` hold for every caller, in addition to those of the caller's own policy.  `approve` decides
     about each call for which a rule, or the tool itself, requires approval.  `filters` see every
-    result, and the text of every error, before the caller does (filters.py).
+    result, and the text of every error, before the caller does (results.py).
 
     Every call of a program is recorded in the trail of its sandbox.  `audit` is one more trail, for
     all calls including those of the host; by default the broker keeps one in memory for calls that no
@@ -116,12 +109,14 @@ class Broker:
         or both have a vault.
         """
         if self._approve is not refuse_approval:
-            raise PolicyError(
+            raise errors.PolicyError(
                 "approve: the broker has an approver, and the agent's runs wait for a person",
                 "leave approve= out; agent.calls has the approvals",
             )
         if self._vault and vault:
-            raise PolicyError("vault: the broker has one already", "give all credentials in one")
+            raise errors.PolicyError(
+                "vault: the broker has one already", "give all credentials in one"
+            )
         first = ToolRule(allowed, "allow")
         lists = [(first, *each) for each in rule_lists(self.rules)]
         own = replace(self.rules, rules=lists[0] if lists else (), further=tuple(lists[1:]))
@@ -146,7 +141,7 @@ class Broker:
         try:
             terms = self._terms_of(tool, caller.rules)
             return self._made(terms, arguments, caller, span, hits).value
-        except ToolError as error:
+        except errors.ToolError as error:
             private_error(caller.privacy, error, arguments)
             self._trail.record_failure(tool.spec.name, caller, span, error, hits)
             raise
@@ -155,7 +150,7 @@ class Broker:
         """Do what `call` does, and return the result as JSON."""
         return self._call(name, arguments, caller).data
 
-    def refuse(self, name: str, caller: Caller, error: ToolError) -> ToolError:
+    def refuse(self, name: str, caller: Caller, error: errors.ToolError) -> errors.ToolError:
         """Count and record a call that failed before it reached the broker.
 
         Return the error to pass on: `error`, or the one about an exhausted budget.
@@ -163,9 +158,11 @@ class Broker:
         try:
             if caller.meter:
                 caller.meter.count()
-        except ToolBudgetExceeded as exceeded:
+        except errors.ToolBudgetExceeded as exceeded:
             error = exceeded
-        private_error(caller.privacy, error, [name, error.what])  # of what the caller wrote alone
+        private_error(
+            caller.privacy, error, [name, error.what]
+        )  # judged only by what the caller wrote
         self._trail.record_failure(name, caller, span_of(caller.cause), error, {})
         return error
 
@@ -173,14 +170,14 @@ class Broker:
         span = caller.within.child() if caller.within else span_of(caller.traceparent)
         hits: Hits = {}
         try:
-            if caller.meter:  # first, so that refused calls count too: they must not fill the trail
+            if caller.meter:  # first, so that refused calls count too and cannot fill the trail
                 caller.meter.count()
             tool = self._own.get(name) or self._wanted(name, caller)
             terms = self._terms_of(tool, caller.rules)
             if caller.tools is not None or caller.depth >= terms.rules.depth:
                 self._check_caller(terms, caller)
             return self._made(terms, arguments, caller, span, hits)
-        except ToolError as error:
+        except errors.ToolError as error:
             private_error(caller.privacy, error, [name, arguments])  # before it is recorded
             self._trail.record_failure(name, caller, span, error, hits)
             raise
@@ -231,14 +228,14 @@ class Broker:
         the tool does not exist."""
         try:
             return self._tool(name).spec.may_be_repeated
-        except ToolError:
+        except errors.ToolError:
             return True
 
     def has(self, name: str) -> bool:
         """Tell whether a tool of that name exists, whether or not the rules allow to call it."""
         try:
             self._tool(name)
-        except ToolError:
+        except errors.ToolError:
             return False
         return True
 
@@ -257,12 +254,11 @@ class Broker:
         """Return the specs of the tools among `names` that exist and can be called."""
         found = []
         for name in sorted(names):
-            with contextlib.suppress(ToolError):
+            with contextlib.suppress(errors.ToolError):
                 found.append(self._tools.get(name).spec)
         return found
 
     def _terms_of(self, tool: Tool, rules: Tools) -> ToolTerms:
-        """Return what holds for calls of `tool` by callers under `rules`."""
         key = id(tool), id(rules)
         known = self._terms.get(key)
         if known and known.tool is tool and known.callers_rules is rules:
@@ -288,20 +284,19 @@ class Broker:
         """Return a tool of the catalogue; the error suggests a tool that `caller` may call."""
         try:
             return self._tools.get(name)
-        except ToolNotFound as error:
+        except errors.ToolNotFound as error:
             known = (spec.name for spec in self.specs(caller) if self.may_call(spec.name, caller))
             hint = did_you_mean(name, known, error.hint)
-            raise ToolNotFound(error.what, hint, tool=error.tool) from None
+            raise errors.ToolNotFound(error.what, hint, tool=error.tool) from None
 
     def _check_caller(self, terms: ToolTerms, caller: Caller) -> None:
-        """Raise ToolDenied for a tool that `caller` may not call, or at no such depth."""
         name = terms.tool.spec.name
         if terms.is_own:
             return
         if caller.tools is not None and name not in caller.tools:
-            raise ToolDenied(f"{caller.id} may not call {name}", tool=name)
+            raise errors.ToolDenied(f"{caller.id} may not call {name}", tool=name)
         if caller.depth >= terms.rules.depth:
-            raise ToolDenied(
+            raise errors.ToolDenied(
                 f"{name}: {caller.depth} tools have called each other already; tools.depth of the "
                 "policy allows no more",
                 tool=name,
@@ -311,7 +306,7 @@ class Broker:
         spec = call.tool.spec
         if spec.credentials and (given := spec.credentials.keys() & call.arguments.keys()):
             names = ", ".join(sorted(given))
-            raise ToolArgumentsInvalid(
+            raise errors.ToolArgumentsInvalid(
                 f"{names}: the host sets this argument; leave it out", tool=spec.name
             )
         check_arguments(spec, call.arguments)
@@ -320,7 +315,7 @@ class Broker:
         name = call.tool.spec.name
         verdict = judge(call.terms.rules, name, call.arguments)
         if verdict.effect == "deny":
-            raise ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
+            raise errors.ToolDenied(f"{name}: {verdict.reason or 'a rule denies it'}", tool=name)
         return verdict
 
     def _ask(self, call: BrokerCall, verdict: ToolDecision) -> None:
@@ -332,7 +327,7 @@ class Broker:
             spec.identity, caller.call, call.written if call.restored else None,
         )  # fmt: skip
         if self._approve(asked) is not True:
-            raise ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
+            raise errors.ApprovalRequired(f"{spec.name} was not approved", tool=spec.name)
         self._trail.record_approval(call, asked.digest)
 
     def _credentials(self, spec: ToolSpec) -> dict[str, str]:
@@ -353,7 +348,7 @@ class Broker:
             CALLING.reset(token)
 
     def _fit(self, call: BrokerCall, returned: SanitizedResult) -> SanitizedResult:
-        """Return the result, or what replaces one that is longer than its caller may get.
+        """Return the result, or a replacement if it is longer than its caller may get.
 
         A longer one is kept for `results.read`.  A model gets its head.  A program would take a head
         for the whole result, so it gets ToolResultTooLarge.
@@ -368,7 +363,7 @@ class Broker:
             frame = self._results.fit(returned.value, text, int(limit), caller.id)
             return SanitizedResult(frame, msgspec.json.encode(frame))
         name = self._results.keep(text, caller.id)
-        raise ToolResultTooLarge(
+        raise errors.ToolResultTooLarge(
             f"{spec.name}: the result has {size} bytes, tools.result_bytes of the policy allows "
             f"{limit:.0f}: "
             + (
@@ -385,12 +380,13 @@ class Broker:
 
     def _read_all(self, arguments: dict[str, Any], caller: Caller) -> Any:
         if caller.is_model:
-            raise ToolArgumentsInvalid("a model reads long results in parts", "call results.read")
+            raise errors.ToolArgumentsInvalid(
+                "a model reads long results in parts", "call results.read"
+            )
         return self._results.read_all(arguments, caller.id)
 
 
 def _limit(rules: Tools, caller: Caller) -> float:
-    """Return the number of bytes of a result that a caller gets at once."""
     most = rules.result_bytes
     return min(most, rules.shown_bytes) if caller.is_model else most
 
@@ -399,7 +395,7 @@ def _within(call: BrokerCall) -> Caller:
     """Return the caller of the calls that this tool makes: the same, one level deeper."""
     caller, spec = call.caller, call.terms.tool.spec
     made = spec.owner is ToolOwner.AGENT
-    # Without `recorder`: the run records this tool's answer, of which its own calls are a part.
+    # Without `recorder`, because the run records this tool's answer, which includes its own calls.
     return Caller(
         id=caller.id,
         within=call.span,
@@ -408,7 +404,7 @@ def _within(call: BrokerCall) -> Caller:
         rules=caller.rules,
         meter=caller.meter,
         is_model=caller.is_model
-        and spec in (READ_RESULT, READ_ALL),  # these two read for the caller
+        and spec in (READ_RESULT, READ_ALL),  # these two tools read results for the caller
         trails=caller.trails,
         privacy=caller.privacy,
     )

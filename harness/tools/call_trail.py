@@ -14,28 +14,27 @@ from ...policies.errors import (
     ToolResultInvalid,
     ToolResultTooLarge,
 )
-from ...policies.tools import Tools
-from ...runner.audit.level import AuditLevel
-from ...runner.audit.record import TEXT_LIMIT, RecordForm
-from ...runner.audit.spans import Span
+from ...policies.tool_rules import Tools
+from ...runner.audit.record import TEXT_LIMIT, RecordForm, Span
+from ...runner.settings import AuditLevel
 from ..privacy.outcomes import Restored
-from .caller import Caller, Tool
-from .filters import Hits
+from .results import Hits
+from .tool import Caller, Tool
 
 if TYPE_CHECKING:
     from ...runner.audit.log import AuditLog
 
 
 class ToolTerms(msgspec.Struct, frozen=True):
-    """What holds for every call of one tool by callers under the same rules, found out once."""
+    """The terms of every call of one tool by callers under the same rules, computed once."""
 
     tool: Tool
     callers_rules: Tools
-    rules: Tools  # of the broker and of the caller as one
-    is_own: bool  # the broker's own tool, which no rule is about
-    is_judged: bool  # there are rules that decide
+    rules: Tools  # rules of the broker and of the caller, joined
+    is_own: bool  # the broker's own tool, to which no rule applies
+    is_judged: bool  # True if rules decide about the call
     accepts: Callable[[object], bool]  # True only for valid arguments; False proves nothing
-    returns: Callable[[object], bool]  # likewise, of results
+    returns: Callable[[object], bool]  # the same for results
     called: RecordForm
     returned: RecordForm
 
@@ -59,8 +58,8 @@ class BrokerCall(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
     caller: Caller
     span: Span
-    trails: "Sequence[AuditLog]"  # that record it
-    restored: Restored | None = None  # for a caller that gets tokens
+    trails: "Sequence[AuditLog]"  # trails that record the call
+    restored: Restored | None = None  # values restored for a caller that gets tokens
 
     @property
     def tool(self) -> Tool:
@@ -171,7 +170,7 @@ class CallTrail:
         beyond = isinstance(error, ToolBudgetExceeded)
         times = (
             error.times if isinstance(error, ToolBudgetExceeded) else 0
-        )  # 0: another caller's budget
+        )  # 0 if the budget belongs to another caller
         if beyond and times & (times - 1):
             return
         refused = not isinstance(error, ToolFailed | ToolResultInvalid | ToolResultTooLarge)

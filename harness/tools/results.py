@@ -1,14 +1,24 @@
-"""`Results`: results that are too long for their caller, kept on the host to be read in parts."""
+"""`Results`: results that are too long for their caller, kept on the host to be read in parts.
+
+Filters of results: they remove content from results of tools before a caller sees it.
+
+The broker calls a filter with the spec of the tool and a JSON value, which is a result or the text of
+an error.  The filter returns the value to pass on, or a `Filtered`, which also counts the removals by
+kind.  If a filter raises, the call fails and nothing is passed on.
+"""
 
 import json
 import os
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...policies.errors import ToolArgumentsInvalid
 from ..schemas.spec import ToolOwner, ToolSpec
+from ..text.redaction import changed, spliced
+from ..text.secrets import find_secrets, names_no_secret, secret_named
 
 KEPT_BYTES = 64 * 1024 * 1024
 OF_ONE_BYTES = KEPT_BYTES // 4
@@ -69,8 +79,8 @@ class Results:
         self._used_by: dict[str, int] = {}
 
     def fit(self, value: Any, text: str, limit: int, owner: str) -> Any:
-        """Return what replaces `value`, whose JSON is `text`: its head and, if it is kept, the id to
-        read the rest by."""
+        """Return the replacement of `value`, whose JSON is `text`: its head and, if it is kept, the
+        id for reading the rest."""
         frame: dict[str, Any] = {"truncated": True, "characters": len(text)}
         if name := self._keep(KeptResult(owner, text)):
             call = "call_tool('results.read', {'result_id': ..., 'start': 0, 'characters': 10000})"
@@ -166,3 +176,98 @@ def _shortened(value: Any, depth: int) -> Any:
     if isinstance(value, list):
         return [_shortened(each, depth - 1) for each in value[:_FEW]]
     return {key: _shortened(each, depth - 1) for key, each in list(value.items())[: 4 * _FEW]}
+
+
+ResultFilter = Callable[[ToolSpec, Any], Any]
+Hits = dict[str, int]  # kind -> count
+_LONGEST_NAME = 100
+
+
+class Filtered(NamedTuple):
+    """The value to pass on, and how often each kind of content was removed."""
+
+    value: Any
+    hits: Hits  # the filter names its kinds
+
+
+def name_of(each: ResultFilter) -> str:
+    return getattr(each, "__name__", type(each).__name__)
+
+
+class RedactSecrets:
+    """Redacts text that looks like a key, a password or a token (text/leaks.py)."""
+
+    def __call__(self, spec: ToolSpec, value: Any) -> Filtered:
+        hits: Hits = {}
+        cleaned = _without_secrets(value, hits)
+        return Filtered(cleaned if hits else value, hits)
+
+
+class CapRows:
+    """Cuts every list to its first `rows` items, and adds a notice."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def __call__(self, spec: ToolSpec, value: Any) -> Filtered:
+        longest = _longest(value)
+        if longest <= self._rows:
+            return Filtered(value, {})
+        frame = {
+            "truncated": True, "rows": longest, "kept_rows": self._rows,
+            "notice": f"lists were cut to {self._rows} items: ask for less",
+            "head": _cut(value, self._rows),
+        }  # fmt: skip
+        return Filtered(frame, {"rows": longest - self._rows})
+
+
+class _Named(str):
+    """The name of the nearest entry; the items of a list share it."""
+
+    __slots__ = ()
+
+    def entry(self, name: str) -> "_Named":
+        return _Named(name[-_LONGEST_NAME:])
+
+    def item(self) -> "_Named":
+        return self
+
+
+def _without_secrets(value: Any, hits: Hits) -> Any:
+    def change(leaf: Any, name: _Named) -> Any:
+        return _of_key(name, leaf, hits) if isinstance(leaf, str) else leaf
+
+    return changed(value, _Named(), change, lambda name: _cleaned(name, hits))
+
+
+def _of_key(key: str, value: str, hits: Hits) -> str:
+    kind = secret_named(key, value)
+    if not kind:
+        return _cleaned(value, hits, is_name=names_no_secret(key))
+    hits[kind] = hits.get(kind, 0) + 1
+    return f"[redacted {kind}]"
+
+
+def _cleaned(text: str, hits: Hits, *, is_name: bool = False) -> str:
+    """Return a text with its secrets redacted.
+
+    A name, such as an id or a cursor, may look random without being a secret.
+    """
+    leaks = find_secrets(text, at_random=not is_name)
+    for leak in leaks:
+        hits[leak.kind] = hits.get(leak.kind, 0) + 1
+    return spliced(text, [(leak.start, leak.end, f"[redacted {leak.kind}]") for leak in leaks])
+
+
+def _longest(value: Any) -> int:
+    if isinstance(value, dict):
+        return max(map(_longest, value.values()), default=0)
+    if isinstance(value, list):
+        return max(len(value), max(map(_longest, value), default=0))
+    return 0
+
+
+def _cut(value: Any, rows: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _cut(each, rows) for key, each in value.items()}
+    return [_cut(each, rows) for each in value[:rows]] if isinstance(value, list) else value

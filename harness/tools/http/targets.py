@@ -2,13 +2,24 @@
 
 A text that clients read in different ways is refused: user information, backslashes, control
 characters, addresses, and characters that must be escaped.
+
+Headers of requests: the checked ones of a caller, and credentials that the host adds to them.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from ....policies.network.names import HostNameError, canonical_name
+from ....policies.errors import PolicyError, ToolArgumentsInvalid, ToolFailed
+from ....policies.network.canonical import (
+    FRAMING,
+    HostNameError,
+    canonical_header,
+    canonical_name,
+    overriding_header,
+)
+from ....policies.network.credential import HostCredential
 from ....policies.network.rule import Scheme
 
 _LONGEST = 8192
@@ -85,3 +96,88 @@ def _split(authority: str, standard: int) -> tuple[str, int]:
         return canonical_name(name), number
     except HostNameError as error:
         raise TargetError(str(error)) from None
+
+
+_MOST = 64
+_MOST_BYTES = 16_384
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110, 5.6.2
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+# Refused headers: they frame the message, choose another protocol, or name another client.
+_RESERVED = FRAMING | {"accept-encoding", "via"}
+_KEPT = frozenset(
+    ("accept", "accept-language", "content-type", "user-agent")
+)  # sent to other origins
+
+
+class HttpCredential(HostCredential, frozen=True, kw_only=True):
+    """A credential of the vault, for the requests that it is added to.
+
+    header: the header that carries it
+    template: the value of the header; `{}` stands for the credential
+
+    It is added over https only, and never after a redirect to another host, port or scheme.
+    """
+
+    header: str = "Authorization"
+    template: str = "Bearer {}"
+
+    def belongs_to(self, target: Target, method: str) -> bool:
+        """Tell whether a request gets the credential."""
+        if target.scheme != "https":
+            return False
+        return self.is_for(target.host, target.port, method, target.path)
+
+
+def check_credentials(credentials: Sequence[HttpCredential]) -> None:
+    """Raise PolicyError for an invalid credential."""
+    for each in credentials:
+        place = f"credentials: {each.key!a}"
+        each.check(place)
+        if each.template.count("{}") != 1 or not _VALUE.fullmatch(each.template):
+            raise PolicyError(f"{place}: template: must have {{}} once, got {each.template!a}")
+        if not _NAME.fullmatch(each.header) or _is_reserved(each.header):
+            raise PolicyError(f"{place}: header: must be the name of a header, got {each.header!a}")
+
+
+def checked_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return a caller's headers; raises ToolArgumentsInvalid."""
+    if len(headers) > _MOST or sum(map(len, (*headers, *headers.values()))) > _MOST_BYTES:
+        raise ToolArgumentsInvalid(
+            f"headers: must be at most {_MOST} with {_MOST_BYTES} characters together"
+        )
+    if len({canonical_header(name) for name in headers}) < len(headers):
+        raise ToolArgumentsInvalid("headers: a name must not occur twice, in whatever spelling")
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name):
+            raise ToolArgumentsInvalid(f"headers: {name[:60]!a} is not the name of a header")
+        if _is_reserved(name):
+            raise ToolArgumentsInvalid(f"headers: {name}: the host sets it, or it is not allowed")
+        if not _VALUE.fullmatch(value):
+            raise ToolArgumentsInvalid(f"headers: {name}: has a control character")
+    return dict(headers)
+
+
+def with_credential(
+    headers: dict[str, str], credential: HttpCredential, secret: str
+) -> dict[str, str]:
+    """Return `headers` with a credential; raises ToolArgumentsInvalid if the caller set that header."""
+    own = canonical_header(credential.header)
+    if any(canonical_header(name) == own for name in headers):
+        raise ToolArgumentsInvalid(f"headers: {credential.header}: the host sets it; leave it out")
+    if not _VALUE.fullmatch(secret):
+        raise ToolFailed(
+            f"credential {credential.key!r} has a line break or another control character"
+        )
+    return headers | {credential.header: credential.template.replace("{}", secret)}
+
+
+def for_another_origin(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers that may go to another origin than the caller named."""
+    return {name: value for name, value in headers.items() if name.lower() in _KEPT}
+
+
+def _is_reserved(name: str) -> bool:
+    canonical = canonical_header(name)
+    return (
+        canonical in _RESERVED or canonical.startswith("proxy-") or bool(overriding_header((name,)))
+    )
