@@ -1,4 +1,4 @@
 """Adapters: the interfaces of agent frameworks to code execution, over one session of a sandbox.
 
-One module for each framework, which only that framework's users import; `session` is what all share.
+One module for each framework, which only that framework's users import; all share `session`.
 """

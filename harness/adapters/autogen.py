@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import SessionLost
 from ...policies.policy import Policy
-from ...runner.result import SandboxResult
-from ..text.model_hints import advice
-from .extras import missing
-from .session import AdapterSession
+from ...runner.requests.result import SandboxResult
+from ..text.hidden import advice
+from .common.cell_sandbox_session import AdapterSession, missing
 
 try:
     from autogen_core import CancellationToken
@@ -57,7 +56,7 @@ class AutoGenCellExecutor(CodeExecutor):
         if language in _PYTHON:
             session = await self._cell.in_thread(lambda: self._cell.session)
             result = await session.aexecute(block.code, timeout=self._timeout)
-            return _told(result, self._cell.sandbox.policy)
+            return _as_code_result(result, self._cell.sandbox.policy)
         if language not in _SHELLS:
             return 1, f"unknown language {block.language[:40]!r}: use python or bash\n"
         name = "bash" if language == "bash" else "sh"
@@ -81,7 +80,7 @@ class AutoGenCellExecutor(CodeExecutor):
         await self._cell.in_thread(self._cell.restart)
 
 
-def _told(result: SandboxResult, policy: Policy) -> tuple[int, str]:
+def _as_code_result(result: SandboxResult, policy: Policy) -> tuple[int, str]:
     """Return the exit code and the output of a program, with the value of its last expression."""
     if result.reason in ("wall_time", "cpu_time"):
         raise TimeoutError(f"the block took too long: {result.error}")

@@ -2,11 +2,11 @@
 
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from ...policies.closing import Closing
 from ..sandbox.sandbox import Sandbox
-from .extras import missing
-from .session import AdapterSession
+from .common.cell_sandbox_session import AdapterSession, missing
 
 try:
     from deepagents.backends.protocol import (
@@ -30,7 +30,7 @@ _ERRORS: tuple[tuple[type[OSError], str], ...] = (
 )
 
 
-class CellBackend(BaseSandbox):
+class CellBackend(BaseSandbox, Closing):
     """A session as the backend of an agent: `create_deep_agent(backend=CellBackend())`.
 
     `sandbox`: one of yours, else one is made of `policy`, default the profile workshop, and `options`,
@@ -88,12 +88,6 @@ class CellBackend(BaseSandbox):
     def close(self) -> None:
         """End the session."""
         self.cell.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _tried(work: Callable[..., Any], path: str, *arguments: Any) -> tuple[Any, str | None]:

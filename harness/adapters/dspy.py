@@ -7,12 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import CellwrightError, PolicyError
-from ...runner.result import SandboxResult, SandboxStatus
-from ..text.model_hints import advice
+from ...runner.requests.result import SandboxResult, SandboxStatus
+from ..text.hidden import advice
 from ..tools.broker import Broker
-from .extras import missing
-from .host_functions import HostFunctions
-from .session import AdapterSession
+from .common.cell_sandbox_session import AdapterSession, HostFunctions, missing
 
 try:
     from dspy.primitives.code_interpreter import (
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 _SUBMIT = "SUBMIT"
 _SUBMITTED = "submitted_output"  # the tool by which a program hands over its output
-# In the cell: the output goes to the host, and the program ends.
+# Runs in the cell: sends the output to the host and ends the program.
 _PRELUDE = """
 def _cellwright_bind(tools, fields):
     import tools as called
@@ -87,8 +85,8 @@ class CellInterpreter:
         self._answered(lambda: self.cell.session)
 
     def execute(self, code: str, variables: dict[str, Any] | None = None) -> Any:
-        """Run a program; return what it printed, the value of its last expression if it printed
-        nothing, or the FinalOutput of SUBMIT.
+        """Run a program; return its output, the value of its last expression if it printed nothing, or
+        the FinalOutput of SUBMIT.
 
         Raises SyntaxError and CodeExecutionError for its failures, CodeInterpreterError for ours.
         """
@@ -150,7 +148,8 @@ def _name_of(name: str, names: Mapping[str, str]) -> str:
 
 
 def _called(function: Callable[..., Any]) -> Callable[[dict[str, Any]], Any]:
-    """Return what calls a tool, plain or async; DSPy's own take their arguments by name only."""
+    """Return a function, plain or async, that calls a tool; DSPy's own functions take arguments by
+    name only."""
     names = [
         each.name for each in inspect.signature(function).parameters.values()
         if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy
-from ...runner.result import SandboxResult
-from ..sandbox.run import in_thread
+from ...runner.requests.result import SandboxResult
+from ..sandbox.calls.background import in_thread
 from ..sandbox.sandbox import Sandbox
-from ..text.model_hints import advice
+from ..text.hidden import advice
 from ..tools.broker import Broker
-from .extras import missing
-from .host_functions import HostFunctions
+from .common.cell_sandbox_session import HostFunctions, missing
 
 try:
     from fastmcp.exceptions import ToolError
@@ -78,7 +77,7 @@ class CellSandboxProvider:
         inputs: dict[str, Any] | None = None,
         external_functions: dict[str, Callable[..., Any]] | None = None,
     ) -> Any:
-        """Run a program; return what it returns, or its last expression.
+        """Run a program; return its return value, or that of its last expression.
 
         `inputs`: its variables.  `external_functions`: functions of this process, plain or async, that
         it awaits.  Cancelling the task ends the program and the functions that it waits for.
@@ -128,7 +127,7 @@ class CellSandboxProvider:
 def _in_loop(
     loop: asyncio.AbstractEventLoop, function: Callable[..., Any], waiting: "set[Future[Any]]"
 ) -> Callable[[dict[str, Any]], Any]:
-    """Return what calls `function` in this event loop, from another thread."""
+    """Return a function that calls `function` in this event loop from another thread."""
 
     async def called(args: list[Any], kwargs: dict[str, Any]) -> Any:
         value = function(*args, **kwargs)

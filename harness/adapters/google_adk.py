@@ -6,10 +6,10 @@ from typing import Any
 
 from ...policies.errors import SessionLost
 from ...policies.policy import Policy
-from ...runner.result import SandboxResult
+from ...runner.requests.result import SandboxResult
 from ..sandbox.sandbox import Sandbox
-from ..text.model_hints import advice
-from .extras import missing
+from ..text.hidden import advice
+from .common.cell_sandbox_session import missing
 
 try:
     from google.adk.agents.invocation_context import InvocationContext
@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise missing("google-adk", "adk", error) from error
 
-_LOCK = threading.Lock()  # of the first use of an executor
+_LOCK = threading.Lock()  # guards the first use of an executor
 
 
 class AdkCellExecutor(BaseCodeExecutor):
@@ -53,7 +53,7 @@ class AdkCellExecutor(BaseCodeExecutor):
             )
         except SessionLost as lost:
             return CodeExecutionResult(stderr=f"{lost}\n", exit_code=1)
-        return _told(result, self._made().policy)
+        return _as_code_result(result, self._made().policy)
 
     def _made(self) -> Any:
         with _LOCK:
@@ -74,7 +74,7 @@ def _content(file: File) -> bytes:
     return base64.b64decode(CodeExecutionUtils.get_encoded_file_content(data))
 
 
-def _told(result: SandboxResult, policy: Policy) -> CodeExecutionResult:
+def _as_code_result(result: SandboxResult, policy: Policy) -> CodeExecutionResult:
     stdout = result.stdout
     if result.ok and result.value is not None:
         stdout += f"{result.value!r}\n"

@@ -10,10 +10,9 @@ from typing import Any
 
 from ...policies.errors import ClosedError, LaunchError, SessionLost
 from ...runner.settings import SessionSettings
-from ..sandbox.run import in_thread
+from ..sandbox.calls.background import in_thread
 from ..sandbox.sandbox import Sandbox
-from .extras import missing
-from .session import AdapterSession
+from .common.cell_sandbox_session import AdapterSession, missing
 
 try:
     from inspect_ai.util import (
@@ -30,13 +29,13 @@ except ImportError as error:
 
 _POLICY = "workshop"
 _WORKING_DIR = "/workspace"
-_USER = "cell"  # the only one
+_USER = "cell"  # the only user in a cell
 _NOT_EXECUTABLE = 126
 _AT_ONCE = 64  # samples by default; Inspect's --max-sandboxes changes it
 # A session is not evicted while its sample waits for a model.
 _SESSIONS = SessionSettings(alive=4096, idle_seconds=86_400.0, lifetime_seconds=7 * 86_400.0)
 _LOCK = threading.Lock()
-_SANDBOXES: dict[str, tuple[Sandbox, int]] = {}  # by policy: the sandbox, and how many tasks use it
+_SANDBOXES: dict[str, tuple[Sandbox, int]] = {}  # policy -> its sandbox, and how many tasks use it
 
 
 @sandboxenv(name="cellwright")

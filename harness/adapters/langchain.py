@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .extras import missing
+from .common.cell_sandbox_session import missing
 from .stdio import DEFAULT_POLICY, SCRIPT, ShellArguments
 
 try:

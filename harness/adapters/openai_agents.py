@@ -11,9 +11,7 @@ from uuid import UUID, uuid4
 
 from ...policies.errors import CellwrightError
 from ..sandbox.sandbox import Sandbox
-from .extras import missing
-from .open_processes import OpenProcesses
-from .session import AdapterSession
+from .common.cell_sandbox_session import AdapterSession, OpenProcesses, missing
 
 try:
     from agents.sandbox import Manifest, User, resolve_snapshot
@@ -63,7 +61,7 @@ class CellSandboxClientOptions(BaseSandboxClientOptions):
 
 
 class CellSandboxSessionState(SandboxSessionState):
-    """What is kept of a sandbox: its manifest and its snapshot; the cell itself is not in it."""
+    """The stored state of a sandbox: its manifest and its snapshot, without the cell."""
 
     type: Literal["cellwright"] = "cellwright"
 
@@ -111,7 +109,6 @@ class CellSandboxSession(BaseSandboxSession):
         return ExecResult(stdout=done.stdout, stderr=stderr, exit_code=done.exit_code)
 
     async def _place(self) -> tuple[str, dict[str, str]]:
-        """Return the directory and the environment of commands."""
         manifest = self.state.manifest
         root = manifest.root if self.state.workspace_root_ready else _WORKING_DIR
         return root, await manifest.environment.resolve()
@@ -203,7 +200,7 @@ class CellSandboxSession(BaseSandboxSession):
             raise WorkspaceArchiveWriteError(path=path, cause=error, retryable=False) from error
 
     async def persist_workspace(self) -> io.IOBase:
-        """Return a tar of the workspace, without what the manifest calls ephemeral."""
+        """Return a tar of the workspace without the entries that the manifest calls ephemeral."""
         root = self._workspace_root_path()
         skipped = sorted(each.as_posix() for each in self._persist_workspace_skip_relpaths())
         excluded = [f"--exclude=./{each}" for each in skipped]

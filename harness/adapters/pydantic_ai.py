@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...policies.errors import ClosedError, SessionLost
-from ..sandbox.run import in_thread
+from ..sandbox.calls.background import in_thread
 from ..sandbox.sandbox import Sandbox
-from .extras import missing
-from .session import AdapterSession
+from .common.cell_sandbox_session import AdapterSession, missing
 
 try:
     from pydantic_ai.workspaces import (
@@ -30,7 +29,7 @@ _PROVIDER = "cellwright"
 _WORKING_DIR = "/workspace"
 _MAX_OUTPUT_BYTES = 10 * 1024 * 1024
 _LOCK = threading.Lock()
-_LIVING: dict[str, AdapterSession] = {}  # by the id of a ref; `destroy` takes them out
+_LIVING: dict[str, AdapterSession] = {}  # by the id of a ref; `destroy` removes them
 _T = TypeVar("_T")
 
 

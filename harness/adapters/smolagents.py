@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...policies.errors import PolicyError
 from ...policies.policy import Policy
-from ...runner.result import SandboxResult, SandboxStatus
-from ..schemas.tool_names import function_name
-from ..text.model_hints import advice
+from ...runner.requests.result import SandboxResult, SandboxStatus
+from ..schemas.spec import function_name
+from ..text.hidden import advice
 from ..tools.approval import refuse_approval
 from ..tools.broker import Broker
-from .extras import missing
-from .host_functions import HostFunctions
-from .session import AdapterSession
+from .common.cell_sandbox_session import AdapterSession, HostFunctions, missing
 
 try:
     from smolagents.local_python_executor import CodeOutput, PythonExecutor
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from ..tools.approval import Approve
 
 _FINAL = "final_answer"
-# In the cell: the answer goes to the host, which ends the run of the agent, and the program ends.
+# Runs in the cell: sends the answer to the host, which ends the agent's run, and ends the program.
 _FINAL_ANSWER = """
 def final_answer(*args, **kwargs):
     import json, tools
@@ -139,7 +137,6 @@ class CellExecutor(PythonExecutor):
 
 
 def _parameters(inputs: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Return the JSON Schema of a tool's inputs."""
     given = inputs or {}
     required = [name for name, each in given.items() if not each.get("nullable")]
     return {
@@ -160,7 +157,7 @@ def _parameter(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _logs(result: SandboxResult) -> str:
-    """Return what a program printed; a failed one's standard error ends with the traceback."""
+    """Return the output of a program; the standard error of a failed one ends with the traceback."""
     return result.stdout + result.stderr if result.ok else result.stdout
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from ...policies.errors import CellwrightError
-from ...policies.loading import load_policy, policy_of_data
 from ...policies.policy import Policy
+from ...policies.profiles.loading import load_policy, policy_of_data
 from ..sandbox.sandbox import Sandbox
 
 SCRIPT = "cellwright.harness.adapters.stdio"
 _CHUNK = 65536
-_FAILED = 70  # as of the command `cellwright`
+_FAILED = 70  # the exit status of `cellwright` for its own failures
 # The limits count for the whole life of the program.
 DEFAULT_POLICY: Mapping[str, Any] = {
     "extends": "workshop", "limits": {"wall_seconds": 86_400.0, "cpu_seconds": 86_400.0},
@@ -27,7 +27,7 @@ DEFAULT_POLICY: Mapping[str, Any] = {
 
 
 class ShellArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What runs in the cell; `shown` is a directory of the host that it begins in and may write."""
+    """The command in the cell; `shown`: a directory of the host in which it starts and may write."""
 
     policy: str | Mapping[str, Any]
     command: tuple[str, ...]
@@ -79,7 +79,7 @@ def _run(given: ShellArguments) -> int:
 
 
 def _copy_input(program: Any) -> None:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the program has ended
         while data := os.read(sys.stdin.fileno(), _CHUNK):
             while data:
                 data = data[os.write(program.stdin, data) :]
@@ -87,7 +87,7 @@ def _copy_input(program: Any) -> None:
 
 
 def main() -> None:
-    """Run what the descriptor tells whose number is the only argument."""
+    """Run the command that is read from the descriptor in the only argument."""
     try:
         code = _run(_arguments(int(sys.argv[1])))
     except CellwrightError as error:

@@ -118,7 +118,7 @@ class _Events:
 
 
 class CellShell:
-    """What `get_ipython()` returns: the methods of IPython's shell that programs use."""
+    """The result of `get_ipython()`: the methods of IPython's shell that programs use."""
 
     def __init__(self, main: dict[str, Any], display: Callable[..., object]) -> None:
         self.user_ns = main

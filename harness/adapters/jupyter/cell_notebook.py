@@ -27,7 +27,7 @@ _METHODS = {
     "_repr_latex_": "text/latex",
     "_repr_json_": "application/json",
 }
-# What cellwright itself makes artifacts of, whose number the host has to know.
+# Types that cellwright itself turns into artifacts; the host needs their number.
 _ARTIFACTS = ("image/png", "image/jpeg", "image/svg+xml", "text/html", "text/markdown")
 _TEXT_CHARACTERS, _DISPLAYS, _MATCHES, _MATCH_CHARACTERS = 20_000, 64, 500, 200
 _CHAIN = re.compile(r"(?:[^\W\d]\w*\.)*(?:[^\W\d]\w*)?$")
@@ -36,7 +36,7 @@ _CHAIN_AFTER = re.compile(r"\w*")
 _display = builtins.display  # type: ignore[attr-defined]  # cellwright's own, which passes answers on
 _displayed: list[dict[str, Any]] = []
 _main: dict[str, Any] = {}
-_first: dict[str, Any] = {}  # the variables of a context that no program has used
+_first: dict[str, Any] = {}  # variables of a context before its first program
 
 
 class _PassedOn:
@@ -105,7 +105,7 @@ def _refuse_input(prompt: object = "") -> str:
     )
 
 
-_environment: list[dict[str, str]] = []  # before the variables of one program were set
+_environment: list[dict[str, str]] = []  # environments before one program's variables were set
 
 
 def set_environment(variables: dict[str, str]) -> None:
@@ -116,13 +116,13 @@ def set_environment(variables: dict[str, str]) -> None:
 
 
 def answer(value: object) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints the value too
+    with contextlib.redirect_stdout(io.StringIO()):  # the hook prints the value too
         _display(_PassedOn(json.dumps(value)))
 
 
 def results(value: object, expressions: dict[str, str]) -> None:
-    """Answer the bundle of the last value, None if there is none, those that were displayed, and those
-    of `user_expressions`."""
+    """Return the MIME bundles of the last value (None without one), of displayed objects, and of
+    `user_expressions`."""
     shown = _displayed[:]
     _displayed.clear()
     if _environment:
@@ -141,13 +141,13 @@ def _evaluated(expression: str) -> dict[str, Any]:
 
 
 def bundle(value: object) -> dict[str, Any]:
-    """Return what a value shows of itself by MIME type, and how many artifacts it becomes."""
+    """Return a value's displays by MIME type, and how many artifacts they become."""
     found: dict[str, Any] = {}
     for name, mime in _METHODS.items():
         method = getattr(type(value), name, None)
-        with contextlib.suppress(Exception):  # the program's own code
+        with contextlib.suppress(Exception):  # runs code of the program
             content = method(value) if method else None
-            content = content[0] if isinstance(content, tuple) else content  # and metadata
+            content = content[0] if isinstance(content, tuple) else content  # without its metadata
             if content is not None:
                 found[mime] = _as_json(content)
     artifacts = sum(mime in found for mime in _ARTIFACTS)
@@ -198,7 +198,7 @@ def _text(value: object) -> str:
 
 
 def complete(code: str, position: int) -> None:
-    """Answer where the completed word begins, and what it can become."""
+    """Return where the completed word begins, and its completions."""
     chain = _CHAIN.search(code[:position])
     *owners, start = (chain[0] if chain else "").split(".")
     names: set[str] = set()
@@ -212,7 +212,7 @@ def complete(code: str, position: int) -> None:
 
 
 def examine(code: str, position: int, with_source: bool) -> None:
-    """Answer the description of the object whose name is at `position`, empty if there is none."""
+    """Return the description of the object whose name is at `position`; empty without one."""
     before = _CHAIN.search(code[:position].rstrip("( \t"))
     after = _CHAIN_AFTER.match(code, position)
     names = ((before[0] if before else "") + (after[0] if after else "")).strip(".").split(".")
@@ -248,7 +248,7 @@ def check_complete(code: str) -> None:
     state, indent = "invalid", ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with contextlib.suppress(Exception):  # of the syntax
+        with contextlib.suppress(Exception):  # a syntax error
             state = (
                 "incomplete" if codeop.compile_command(code, symbol="exec") is None else "complete"
             )

@@ -2,19 +2,23 @@
 
 The connection's key and the sockets of the kernel stay on the host, so a program can neither speak for
 the kernel nor reach another one.
+
+The kernel specification: the directory by which Jupyter finds the kernel and the command of it.
 """
 
-from collections.abc import Callable, Mapping
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ....policies.errors import CellwrightError, PolicyError
 from ....policies.extras import how_to_install
 from ....policies.policy import Policy
-from ...sandbox.session import Session
-from ...text.terminal import violation_lines
+from ...sandbox.sessions.session import Session
+from ...text.terminal_text import violation_lines
 from ...version import NAME, installed_version
-from .display_data import safe_bundle
-from .notebook_session import NotebookOutcome, NotebookSession, error_of
+from .notebook_session import NotebookOutcome, NotebookSession, error_of, safe_bundle
 
 try:
     from ipykernel.kernelapp import IPKernelApp
@@ -28,7 +32,7 @@ _MOST_HISTORY = 1000
 
 
 class CellwrightKernel(Kernel):
-    """Answers a notebook's requests with what a session in a cell answers."""
+    """Answers a notebook's requests by a session in a cell."""
 
     implementation = NAME
     implementation_version = installed_version() or "0"
@@ -174,3 +178,35 @@ def serve(
         app.start()
     finally:
         notebook.close()
+
+
+def install(
+    name: str, display_name: str, command: Sequence[str], *, user: bool, prefix: str | None
+) -> str:
+    """Write the specification of a kernel and return its directory; raises PolicyError.
+
+    `command` gets the path of the connection file as its last argument.  `user`: for this user only;
+    `prefix`: below this directory; else for all users.
+    """
+    try:
+        from jupyter_client.kernelspec import KernelSpecManager
+    except ImportError as error:
+        raise PolicyError(
+            f"jupyter: {error.name} is not installed", how_to_install("jupyter")
+        ) from None
+    specification = {
+        "argv": [*command, "{connection_file}"], "display_name": display_name, "language": "python",
+        "interrupt_mode": "message", "metadata": {"debugger": False},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "kernel.json").write_text(json.dumps(specification, indent=1))
+        try:
+            return str(
+                KernelSpecManager().install_kernel_spec(directory, name, user=user, prefix=prefix)
+            )
+        except ValueError as error:
+            raise PolicyError(f"--name: {error}") from None
+        except OSError as error:
+            raise PolicyError(
+                f"cannot write {error.filename}: {error.strerror}", "use --user or --prefix DIR"
+            ) from None

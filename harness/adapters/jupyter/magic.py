@@ -13,11 +13,11 @@ import msgspec
 
 from ....policies.errors import CellwrightError, PolicyError
 from ....policies.extras import how_to_install
-from ....runner.result import SandboxResult
+from ....runner.requests.result import SandboxResult
 from ...sandbox.sandbox import Sandbox
-from ...sandbox.session import Session
-from ...text.terminal import harmless, hint_lines, notice_lines, result_line, violation_lines
-from .display_data import picture_bundle
+from ...sandbox.sessions.session import Session
+from ...text.terminal_text import harmless, hint_lines, notice_lines, result_line, violation_lines
+from .notebook_session import picture_bundle
 
 try:
     from IPython.core.error import UsageError
@@ -109,7 +109,6 @@ class MagicSession:
         return self._session
 
     def _outputs(self, session: Session, names: list[str]) -> dict[str, Any]:
-        """Return variables of the program as plain values."""
         if not names:
             return {}
         members = ", ".join(f"{name!r}: {name}" for name in names)

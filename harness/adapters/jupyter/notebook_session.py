@@ -1,5 +1,14 @@
-"""`NotebookSession`: a session for the cells of a notebook, with display, completion and inspection."""
+"""`NotebookSession`: a session for the cells of a notebook, with display, completion and inspection.
 
+Bundles of MIME types that are safe to show: a notebook executes the scripts of its outputs.
+
+A page of Jupyter may start kernels without a sandbox: a script in an output would be an escape. HTML
+and SVG are shown in a frame that has no origin and runs no script; types that pages would interpret
+(Markdown, LaTeX, JavaScript, widgets) are shown as text or left out.
+"""
+
+import base64
+import html
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -9,19 +18,18 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from ....policies.errors import CellwrightError, PolicyError, SessionLost
-from ....runner.nesting import refuse_deep_json, refuse_large_json
-from ....runner.result import SandboxResult
-from ...sandbox.idioms import has_idioms, without_fence, without_indent
-from ...sandbox.request import check_environment
-from ...sandbox.run import Run
-from ...sandbox.session import Session
-from .display_data import text_of
+from ....runner.channel import refuse_deep_json, refuse_large_json
+from ....runner.requests.result import SandboxResult
+from ...sandbox.calls.background import Run
+from ...sandbox.calls.call_request import check_environment
+from ...sandbox.calls.idioms import has_idioms, without_fence, without_indent
+from ...sandbox.sessions.session import Session
 
-OnText = Callable[[str, str], Awaitable[None]]  # the stream, and text
+OnText = Callable[[str, str], Awaitable[None]]  # arguments: the stream and its text
 Bundle = dict[str, Any]
 
 _MODULE = "_cellwright_notebook"
-_FILES = ("ipython", "modules", "notebook")  # cell_*.py, in the order in which they are executed
+_FILES = ("ipython", "modules", "notebook")  # cell_*.py, in the order of execution
 _LOAD = (
     "[(lambda module: (exec(compile(text, f'<{{name}}>', 'exec'), module.__dict__), "
     "__import__('sys').modules.__setitem__(name, module)))(__import__('types').ModuleType(name)) "
@@ -29,19 +37,19 @@ _LOAD = (
 )
 _CALL = "__import__('sys').modules[{name!r}].{function}(*{arguments})"
 _RESULTS = "__import__('sys').modules[{name!r}].results({value}, {expressions!r})"
-_HELPER_SECONDS = 5.0  # of completion and inspection, whose answer a person waits for
+_HELPER_SECONDS = 5.0  # short, because a person waits for completion and inspection
 _LIFETIME_SECONDS = 30 * 24 * 60 * 60.0
 _MOST_EXPRESSIONS, _MOST_MATCHES = 100, 500
 _MOST_MATCH_CHARACTERS, _MOST_DESCRIPTION_CHARACTERS = 200, 20_000
 _CELL = re.compile(r'File "<cell (\d+)>"')
-# The beginning of what a program writes to stderr when an exception ends it.
+# A program that an exception ends begins its stderr like this.
 _TRACEBACK = re.compile(rb'^(?:Traceback \(most recent|  File "<cell |  \+ Exception Group)', re.M)
 _HELD_BYTES = 128 * 1024
 _T = TypeVar("_T")
 
 
 class _Results(msgspec.Struct, array_like=True):
-    """The cell's claims about what a program showed."""
+    """The cell's claims about a program's displays."""
 
     value: Bundle | None
     displayed: list[Bundle]
@@ -77,7 +85,7 @@ class NotebookSession:
         self._open_session = open_session
         self._timeout = timeout
         self._helper_seconds = min(_HELPER_SECONDS, wall_seconds)
-        self._numbers: dict[int, int] = {}  # the notebook's by those of the session's calls
+        self._numbers: dict[int, int] = {}  # the session's call number -> the notebook's
         self._calls = 0
         self._context = ""
         self._run: Run | None = None
@@ -118,7 +126,7 @@ class NotebookSession:
         expressions: Mapping[str, str] | None = None, context: str = "", cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> NotebookOutcome:  # fmt: skip
-        """Run cell `number` of the notebook; `on_text` gets what it writes, as it does.
+        """Run cell `number` of the notebook; `on_text` gets its output as it comes.
 
         Each `context` has variables and a directory of its own, at first `cwd`.  `env`: environment
         variables of this program.  Raises SessionLost if the session is gone, and what
@@ -191,7 +199,7 @@ class NotebookSession:
         )
 
     async def complete(self, code: str, position: int) -> tuple[int, list[str]]:
-        """Return where the word begins that is to be completed, and what it can become."""
+        """Return where the word to complete begins, and its completions."""
         told = await self._ask(_call("complete", code, position), tuple[int, list[str]])
         start, matches = told or (position, [])
         short = [each for each in matches if len(each) <= _MOST_MATCH_CHARACTERS]
@@ -209,7 +217,7 @@ class NotebookSession:
         return told if told[0] in ("complete", "incomplete", "invalid") else ("unknown", "")
 
     async def _ask(self, code: str, kind: type[_T]) -> _T | None:
-        """Return what a function of the cell answers, None if that is not of the type `kind`."""
+        """Return the answer of a function in the cell; None if it is not of the type `kind`."""
         if self._session.lost:
             return None
         self._calls += 1
@@ -226,14 +234,14 @@ class NotebookSession:
         except (
             ValueError,
             msgspec.MsgspecError,
-        ):  # a program of the session took the place of ours
+        ):  # a program of the session replaced cellwright's function
             return None
 
     def _keep_alive(self) -> None:
-        """Let a notebook that nobody uses for a while keep its variables, as other kernels do."""
+        """Keep the variables of an idle notebook, as other kernels do."""
         try:
             self._session.extend(_LIFETIME_SECONDS)
-        except PolicyError:  # a daemon's, which decides that
+        except PolicyError:  # a session of a daemon, whose policy decides
             return
 
     def _renumbered(self, text: str) -> str:
@@ -256,7 +264,7 @@ class _Decoders:
 
 
 def _not_held(held: bytearray) -> bytes:
-    """Take out of `held` what cannot belong to the traceback at the end of stderr."""
+    """Remove text from `held` that cannot belong to the traceback at the end of stderr."""
     found = _TRACEBACK.search(held)
     size = found.start() if found and len(held) <= _HELD_BYTES else len(held)
     taken = bytes(held[:size])
@@ -285,3 +293,67 @@ def error_of(failure: SandboxResult | CellwrightError) -> tuple[str, str]:
         name, _, message = said.partition(": ")
         return name, message
     return f"{failure.status.value} ({failure.reason})", said
+
+
+_LINE_PIXELS, _LEAST_PIXELS, _MOST_PIXELS = 26, 60, 600
+_LINES = re.compile(r"<(?:tr|br|p|li|h[1-6]|div)\b|\n\n", re.IGNORECASE)
+_AS_TEXT = ("text/markdown", "text/latex")
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_MOST_CHARACTERS = 16 * 1024 * 1024
+# The frame sends no requests: it may load pictures and styles only from the document itself.
+_CONTENT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; font-src data:"
+
+
+def safe_bundle(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a bundle that a notebook can show without executing anything."""
+    shown: dict[str, Any] = {}
+    for mime in _AS_TEXT:
+        if isinstance(given.get(mime), str) and "text/html" not in given:
+            shown["text/plain"] = given[mime]
+    if isinstance(given.get("text/plain"), str):
+        shown.setdefault("text/plain", given["text/plain"])
+    for mime in _PICTURES:
+        if isinstance(content := given.get(mime), str) and _is_base64(content):
+            shown[mime] = content
+    if isinstance(given.get("application/json"), dict | list):
+        shown["application/json"] = given["application/json"]
+    for mime in ("text/html", "image/svg+xml"):
+        if isinstance(content := given.get(mime), str) and "text/html" not in shown:
+            shown["text/html"] = framed(content)
+    return shown
+
+
+def picture_bundle(mime: str, data: bytes) -> dict[str, Any]:
+    """Return the bundle of a picture that a program made."""
+    return safe_bundle({mime: text_of(mime, data)})
+
+
+def text_of(mime: str, data: bytes) -> str:
+    """Return the content of a type as bundles have it: binary ones in base64."""
+    if mime in _PICTURES:
+        return base64.b64encode(data).decode()
+    return data.decode("utf-8", "replace")
+
+
+def framed(content: str) -> str:
+    """Return HTML that shows `content` in a frame without scripts, forms, origin or network."""
+    lines = 1 + len(_LINES.findall(content[:1_000_000]))
+    height = 400 if "<svg" in content[:1000] else lines * _LINE_PIXELS
+    pixels = max(_LEAST_PIXELS, min(_MOST_PIXELS, height))
+    page = (
+        f'<meta http-equiv="Content-Security-Policy" content="{_CONTENT_POLICY}">'
+        "<style>body{font:13px sans-serif;margin:4px;background:#fff;color:#000}"
+        "table{border-collapse:collapse}td,th{padding:3px 8px;text-align:right}</style>"
+    )
+    return (
+        f'<iframe sandbox="" referrerpolicy="no-referrer" srcdoc="{html.escape(page + content)}" '
+        f'style="width:100%;height:{pixels}px;border:0;resize:vertical"></iframe>'
+    )
+
+
+def _is_base64(content: str) -> bool:
+    try:
+        base64.b64decode(content[:_MOST_CHARACTERS], validate=True)
+    except ValueError:
+        return False
+    return len(content) <= _MOST_CHARACTERS

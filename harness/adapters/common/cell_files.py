@@ -1,7 +1,7 @@
 """Files anywhere in a cell, as its program sees them: with its rights, through its links.
 
-The text of this module is executed in the cell (`harness/sandbox/cell_modules.py`): it
-imports nothing of ours, and the host believes none of it.
+The text of this module is executed in the cell (`harness/sandbox/programs/background_processes.py`):
+it imports no module of cellwright, and the host trusts no answer of it.
 """
 
 import base64
@@ -12,11 +12,11 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-_LISTED_BYTES = 128 * 1024  # of one page of a directory
+_LISTED_BYTES = 128 * 1024  # bytes in one page of a directory listing
 
 
 def answer(function: str, *arguments: Any) -> list[Any]:
-    """Call a function below; return [0, what it gave], or [errno, the system's words]."""
+    """Call a function below; return [0, its result], or [errno, the system's message]."""
     try:
         return [0, globals()[function](*arguments)]
     except OSError as error:
@@ -48,8 +48,8 @@ def read(path: str, offset: int, size: int) -> list[Any]:
 
 
 def take(paths: list[str], size: int) -> list[list[Any]]:
-    """Return the beginning of each file as `read` does, and remove those of which that is all; the size
-    of one that is not there is -1."""
+    """Return the beginning of each file as `read` does, and remove the files that it contains
+    completely; the size of a missing file is -1."""
     taken: list[list[Any]] = []
     for path in paths:
         try:
@@ -81,7 +81,7 @@ def _write(path: str, fill: Callable[[int], None]) -> None:
         opened = _opened(path, flags)
     except FileNotFoundError:
         if not os.path.dirname(path) or os.path.isdir(os.path.dirname(path)):
-            raise  # a link that leads nowhere
+            raise  # a dangling link
         os.makedirs(os.path.dirname(path), exist_ok=True)
         opened = _opened(path, flags)
     try:
@@ -102,8 +102,8 @@ def _copy(source: Any, opened: int) -> None:
 
 
 def status(path: str, listed_as: str = "") -> list[Any]:
-    """Return the path of a file, whether it is a directory, its size and when it was changed; of what a
-    link leads to, or of the link if that leads nowhere."""
+    """Return the path of a file, whether it is a directory, its size and modification time. A link
+    is followed; a dangling one is described itself."""
     try:
         found = os.stat(path)
     except OSError:

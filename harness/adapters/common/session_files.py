@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...policies.errors import PolicyError, SessionLost, WorkspaceError
-from ...policies.policy import Limits
-from ..sandbox.cell_modules import code_calling, value_told
-from ..sandbox.session import Session
+from ....policies.errors import PolicyError, SessionLost, WorkspaceError
+from ....policies.policy import Limits
+from ...sandbox.programs.background_processes import code_calling, value_told
+from ...sandbox.sessions.session import Session
 
 _MODULE = Path(__file__).with_name("cell_files.py")
 _INLINE_BYTES = 128 * 1024  # a larger file is uploaded
-_READ_BYTES = 384 * 1024  # of a file in one call; as base64 512 KiB
+_READ_BYTES = 384 * 1024  # bytes of a file read in one call; 512 KiB as base64
 _MOST_LISTED = 100_000  # entries of a directory
-_FEWEST_LISTED = 50  # entries of a page that is not the last
+_FEWEST_LISTED = 50  # entries on each page but the last
 _WORKSPACE = "/workspace"
 
 
 class FileStatus(NamedTuple):
-    """What the cell tells of a file; a link is told as what it leads to.
+    """The cell's report of a file; a link is reported as its target.
 
     path: of a listed file its name
     size: bytes; -1 for all but regular files
@@ -71,7 +71,8 @@ class CellFiles:
             read += len(parts[-1])
             if read >= min(size, max_bytes):
                 return b"".join(parts), max(size, read)
-            if len(parts[-1]) < wanted:  # else a cell could tell a byte at a time
+            # otherwise a cell could slow the host by sending one byte at a time
+            if len(parts[-1]) < wanted:
                 raise OSError(errno.EIO, "changed while it was read", path)
 
     def take(self, paths: Sequence[str], max_bytes: int) -> list[tuple[bytes, int]]:
@@ -110,11 +111,11 @@ class CellFiles:
         self._ask(None, "move", f"{_WORKSPACE}/{upload}", path)
 
     def status(self, path: str) -> FileStatus:
-        """Return what is known of a file or directory."""
+        """Return the status of a file or directory."""
         return self._ask(FileStatus, "status", path)  # type: ignore[no-any-return]
 
     def exists(self, path: str) -> bool:
-        """Tell whether there is a file or directory; a link counts as what it leads to."""
+        """Tell whether a file or directory exists; links are followed."""
         try:
             self.status(path)
         except OSError as error:
@@ -153,7 +154,7 @@ class CellFiles:
         return max(2, min(_READ_BYTES, self._limits().value_bytes // 2))
 
     def _ask(self, kind: Any, function: str, path: str | list[str], *arguments: Any) -> Any:
-        """Return what a function of the cell's module gave; raises the OSError that it tells."""
+        """Return the result of a function of the cell's module; raises the OSError that it reports."""
         result = self._session().execute(
             code_calling(_MODULE, "answer", function, path, *arguments)
         )

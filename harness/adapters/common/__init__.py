@@ -1,0 +1,1 @@
+"""Parts that adapters share: a session as a sandbox of files, commands and functions of the host."""
