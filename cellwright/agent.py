@@ -3,49 +3,104 @@
 Only `ModelClient` needs the extra `agent`, and is imported when it is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from .harness.agent.agent import Agent as Agent
-from .harness.agent.alita import AlitaConfig as AlitaConfig
-from .harness.agent.alita import AlitaError as AlitaError
-from .harness.agent.alita import HierarchicalMemorySystem as HierarchicalMemorySystem
-from .harness.agent.alita import HybridPlanner as HybridPlanner
-from .harness.agent.alita import ManagerAgent as ManagerAgent
-from .harness.agent.alita import McpBox as McpBox
-from .harness.agent.alita import MCPSystem as MCPSystem
-from .harness.agent.alita import Orchestrator as Orchestrator
-from .harness.agent.alita import PlanningError as PlanningError
-from .harness.agent.alita import SandboxExecutor as SandboxExecutor
-from .harness.agent.alita import ToolCreationError as ToolCreationError
-from .harness.agent.alita import ToolExecutionError as ToolExecutionError
-from .harness.agent.alita import ToolExecutionResult as ToolExecutionResult
-from .harness.agent.alita import WebAgent as WebAgent
-from .harness.agent.limits import AgentLimits as AgentLimits
-from .harness.agent.limits import AgentUsage as AgentUsage
-from .harness.agent.limits import Price as Price
-from .harness.agent.memory import AgentMemory as AgentMemory
-from .harness.agent.memory import Fact as Fact
-from .harness.agent.memory import Recipe as Recipe
-from .harness.agent.messages import ChatModel as ChatModel
-from .harness.agent.messages import Message as Message
-from .harness.agent.messages import ModelReply as ModelReply
-from .harness.agent.messages import Sampling as Sampling
-from .harness.agent.outcome import AgentEvent as AgentEvent
-from .harness.agent.outcome import AgentResult as AgentResult
-from .harness.agent.planner import Planner as Planner
-from .harness.agent.research import Research as Research
-from .harness.agent.toolsmith import Toolsmith as Toolsmith
+from .harness.agent.agent import (
+    Agent,
+)
+from .harness.agent.agent_memory import (
+    AgentMemory,
+    Fact,
+    Recipe,
+)
+from .harness.agent.alita import (
+    AlitaConfig,
+    AlitaError,
+    HierarchicalMemorySystem,
+    HybridPlanner,
+    ManagerAgent,
+    McpBox,
+    MCPSystem,
+    Orchestrator,
+    PlanningError,
+    SandboxExecutor,
+    ToolCreationError,
+    ToolExecutionError,
+    ToolExecutionResult,
+    WebAgent,
+)
+from .harness.agent.planner import (
+    Planner,
+    Toolsmith,
+)
+from .harness.agent.prompts import (
+    AgentLimits,
+    AgentUsage,
+    ChatModel,
+    Message,
+    ModelReply,
+    Price,
+    Sampling,
+)
+from .harness.agent.research import (
+    Research,
+)
+from .harness.agent.transcript import (
+    AgentEvent,
+    AgentResult,
+)
+
+if TYPE_CHECKING:
+    from .harness.agent.model import ModelClient
+
+__all__ = [
+    "Agent",
+    "AgentEvent",
+    "AgentLimits",
+    "AgentMemory",
+    "AgentResult",
+    "AgentUsage",
+    "AlitaConfig",
+    "AlitaError",
+    "ChatModel",
+    "Fact",
+    "HierarchicalMemorySystem",
+    "HybridPlanner",
+    "MCPSystem",
+    "ManagerAgent",
+    "McpBox",
+    "Message",
+    "ModelClient",
+    "ModelReply",
+    "Orchestrator",
+    "Planner",
+    "PlanningError",
+    "Price",
+    "Recipe",
+    "Research",
+    "Sampling",
+    "SandboxExecutor",
+    "ToolCreationError",
+    "ToolExecutionError",
+    "ToolExecutionResult",
+    "ToolRegistry",
+    "Toolsmith",
+    "WebAgent",
+]
 
 ToolRegistry = McpBox  # as the blueprint calls it
 
-if TYPE_CHECKING:
-    from .harness.agent.model import ModelClient as ModelClient
 
+def __getattr__(name: str) -> type:
+    """Import `ModelClient`; without the extra it raises PolicyError once it is used."""
+    if name != "ModelClient":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .policies.errors import PolicyError
 
-def __getattr__(name: str) -> Any:
-    """Import `ModelClient`; raises PolicyError without the extra."""
-    if name == "ModelClient":
+    try:
         from .harness.agent.model import ModelClient
+    except PolicyError as error:
+        from .policies.extras import stand_in
 
-        return ModelClient
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return stand_in(name, "agent", error.what)
+    return ModelClient

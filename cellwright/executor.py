@@ -1,5 +1,5 @@
 """The code executor, under the name that users know."""
 
-from .harness.sandbox.executor import CodeExecutor, ExecutionContext, ExecutionResult
+from .harness.sandbox.faces.executor import CodeExecutor, ExecutionContext, ExecutionResult
 
 __all__ = ["CodeExecutor", "ExecutionContext", "ExecutionResult"]

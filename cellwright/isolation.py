@@ -1,6 +1,6 @@
 """The isolation backends, under the name that users know."""
 
-from .harness.sandbox.isolation import (
+from .harness.sandbox.faces.executor import (
     ContainerIsolation,
     IsolationBackend,
     IsolationConfig,

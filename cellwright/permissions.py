@@ -1,6 +1,6 @@
 """The permission model, under the name that its users know."""
 
-from .policies.permissions import (
+from .policies.permission_sets import (
     FilePermission,
     NetworkPermission,
     PermissionLevel,

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from ..policies.errors import CellwrightError, RegistryError
 
 MEMORY = ":memory:"
-_APPLICATION = 0x63656C6C  # in the header of the file (PRAGMA application_id)
+_APPLICATION = 0x63656C6C  # identifies the file in its header (PRAGMA application_id)
 _BUSY_SECONDS = 10.0  # how long a write waits for the write of another process
 
 
@@ -76,7 +76,7 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self, purpose: str = "read") -> Iterator[sqlite3.Connection]:
-        """Hold the lock of this process; raise what goes wrong as the error of this database."""
+        """Hold the lock of this process; errors are raised as those of this database."""
         if os.getpid() != self._owner:  # before the lock: another thread may have held it
             raise self._error(f"the {self._what} in {self.path} was opened before the fork")
         with self._explained(purpose), self._lock:

@@ -7,7 +7,7 @@ NAME = "cellwright"
 _METADATA = ".dist-info"  # NAME-VERSION.dist-info: PyPA, "Recording installed projects"
 
 
-_found: list[str] = []  # the version, once it was read; functools takes longer to import
+_found: list[str] = []  # caches the version; functools takes longer to import
 
 
 def installed_version() -> str:
@@ -24,7 +24,7 @@ def _read() -> str:
     for path in sys.path:
         try:
             names = os.listdir(path or ".")
-        except OSError:  # sys.path may name what is not there, and archives
+        except OSError:  # sys.path may name missing directories and archives
             continue
         for name in names:
             if name.startswith(f"{NAME}-") and name.endswith(_METADATA):

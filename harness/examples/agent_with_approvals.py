@@ -12,7 +12,7 @@ from cellwright import tool
 from cellwright.agent import Agent, Message, ModelReply
 
 TASK = "Refund order 17, and tell me what was paid."
-SCRIPT = (  # what the model says; each reply is a program
+SCRIPT = (  # replies of the model; each is a program
     "```python\nimport tools\norder = tools.find_order(number=17)\norder\n```",
     "```python\nsaid = tools.refund(number=17, amount=order['paid'])\nfinal_answer(said)\n```",
     "```python\nfinal_answer('The refund was refused.')\n```",

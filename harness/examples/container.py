@@ -2,12 +2,12 @@
 
 import shutil
 
-from cellwright import Sandbox
+from cellwright import HostSettings, Sandbox
 
 
 def main() -> None:
     runtime = next((name for name in ("runc", "crun", "youki") if shutil.which(name)), "runc")
-    with Sandbox(backend="oci", runtime=runtime) as sandbox:
+    with Sandbox(host=HostSettings(backend="oci", runtime=runtime)) as sandbox:
         result = sandbox.execute("import os\nos.getpid()")
         print("process", result.value, "of its cell,", *result.layers[-2:])
 

@@ -4,7 +4,7 @@ import asyncio
 
 from cellwright import Sandbox, SandboxResult
 
-TASKS = {  # as HumanEval has them: what a model completed, and the tests of the task
+TASKS = {  # in HumanEval's form: the completion of a model, and the tests of the task
     "add": ("def add(a, b):\n    return a + b\n", "assert add(2, 3) == 5"),
     "largest": ("def largest(xs):\n    return xs[0]\n", "assert largest([1, 7, 3]) == 7"),
     "endless": ("def endless():\n    while True: pass\n", "endless()"),
@@ -21,7 +21,7 @@ async def main() -> None:
     limits = {
         "extends": "strict",
         "limits": {"cpu_seconds": 1},
-    }  # of each; a busy host changes nothing
+    }  # the same for each task on a busy host too
     async with await Sandbox.create(policy=limits) as sandbox:
         results = await asyncio.gather(
             *(sandbox.aexecute(code + tests) for code, tests in TASKS.values())

@@ -1,4 +1,4 @@
-"""A first program: run code in a cell, read its value, and see what it was refused."""
+"""A first program: run code in a cell, read its value, and see refused attempts."""
 
 from cellwright import Sandbox
 

@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from cellwright import PackageStore, Sandbox
+from cellwright import HostSettings, PackageStore, Sandbox
 
 MODULE = 'def greet(name):\n    return f"hello, {name}"\n'
 METADATA = "Metadata-Version: 2.1\nName: greetings\nVersion: 1.0\n"
@@ -35,7 +35,7 @@ def main() -> None:
         wheels.mkdir()
         build_wheel(wheels)
         store = PackageStore(Path(directory, "store"), find_links=wheels, index=False)
-        with Sandbox(packages=["greetings"], package_store=store) as sandbox:
+        with Sandbox(packages=["greetings"], host=HostSettings(package_store=store)) as sandbox:
             print(sandbox.execute("import greetings\ngreetings.greet('cell')").value)
 
 

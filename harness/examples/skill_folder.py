@@ -4,7 +4,9 @@
 import tempfile
 from pathlib import Path
 
-from cellwright import Sandbox, Skills, SkillStore, SkillUntrusted
+from cellwright import Sandbox, Skills
+from cellwright.errors import SkillUntrusted
+from cellwright.tools import SkillStore
 
 ABOUT = """---
 name: roman

@@ -18,7 +18,7 @@ def place(column):
 
 @dataclass
 class TreeSearch:
-    """What a search came to."""
+    """The result of a search."""
 
     nodes: int = 0
     by_memory: int = 0
@@ -39,7 +39,7 @@ def _visit(board: Session, columns: Iterable[int], most_nodes: int, found: TreeS
     for column in columns:
         if found.nodes == most_nodes:
             return
-        with board.branch()[0] as node:  # its cell is gone at the end
+        with board.branch()[0] as node:  # the cell ends with the block
             queens, safe = node.execute(f"place({column})").value
             found.nodes += 1
             found.by_memory += node.forked_by == "memory"
