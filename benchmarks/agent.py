@@ -14,15 +14,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..harness.agent.agent import Agent
-from ..harness.agent.limits import AgentLimits
-from ..harness.agent.messages import (
-    USUAL,
-    Message,
-    ModelReply,
-    OnText,
-    Sampling,
-)
 from ..harness.agent.model import ModelClient
+from ..harness.agent.prompts import USUAL, AgentLimits, Message, ModelReply, OnText, Sampling
 from ..harness.sandbox.sandbox import Sandbox
 from .census import private_bytes
 from .chat_server import STEP
@@ -34,7 +27,7 @@ from .settings import Settings
 _STEPS, _SMOKE_STEPS = 1000, 30
 _TASKS, _SMOKE_TASKS = 50, 10
 _MIB = 1 << 20
-_GROWTH_MIB = 8.0  # that a run of 1,000 steps may add to the process
+_GROWTH_MIB = 8.0  # growth of the process that 1,000 steps may cause
 _RANDOM = 20  # the seed of the order in which kinds of task come
 _WAIT_SECONDS = 10.0  # for the server's end
 
@@ -43,7 +36,7 @@ class _Kind(NamedTuple):
     """A kind of task: the tool that it needs, by what it does and how, and one case of it."""
 
     description: str
-    expression: str  # of `text`
+    expression: str  # the expression of `text`
     given: str
     expected: object
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..runner.audit.file import Durability
 from ..runner.audit.log import AuditLog
-from ..runner.audit.spans import Span, span_of
+from ..runner.audit.record import Span, span_of
 from ..runner.audit.verification import verify
 from .measuring import quartile_columns, quartiles
 from .report import Column, Criterion, Report, ReportTable, Value

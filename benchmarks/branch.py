@@ -7,7 +7,7 @@ from functools import partial
 
 from ..harness.examples.tree_search import TreeSearch, search
 from ..harness.sandbox.sandbox import Sandbox
-from ..harness.sandbox.session import Session
+from ..harness.sandbox.sessions.session import Session
 from ..runner.settings import PauseSettings, SessionSettings
 from .criu import CriuAbsent, DumpedProcess
 from .measuring import (

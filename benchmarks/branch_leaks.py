@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from ..harness.sandbox.session import Session
+from ..harness.sandbox.sessions.session import Session
 from ..runner.settings import PauseSettings, PoolSettings, SessionSettings
 from .leak_checks import NOTES, LeakCheck, censuses, own_temporary_files, settled, told_at_once
 from .report import Report

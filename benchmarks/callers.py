@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import ClosedError
 from ..policies.languages import interpreter_of
-from ..runner.result import SandboxResult
+from ..runner.requests.result import SandboxResult
 
 
 class Kind(NamedTuple):
@@ -83,7 +83,7 @@ class Probe(NamedTuple):
 
     def program(self, nonce: str) -> str:
         ending = _ENDING[self.language].get(self.kind.name)
-        if ending is None:  # those of a daemon's clients
+        if ending is None:  # only a daemon's clients have no ending
             ending = _ENDING[self.language][WELL.name if self.kind is OF_A_DAEMON else SLEEPS]
         return _SAYING[self.language].format(nonce) + ending
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from ..runner.spawn import interpreter
+from ..runner.launching.spawn import interpreter
 from .measuring import median
 from .report import Column, ReportTable, Value
 from .settings import Settings, sandbox

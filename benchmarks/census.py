@@ -15,7 +15,7 @@ from ..harness.sandbox.sandbox import Sandbox
 _TICKS = os.sysconf("SC_CLK_TCK")
 _MIB = 1024 * 1024
 _M_ARENA_MAX = -8  # malloc.h
-_OF_NETWORKS = ("net:[", "anon_inode:[pidfd]")
+_CACHED = ("net:[", "anon_inode:[pidfd]", "/memfd:kept ")
 
 
 class Census(NamedTuple):
@@ -24,11 +24,12 @@ class Census(NamedTuple):
 
     processes: int
     cgroups: int
-    mounts: int  # of this process, and of every keeper, nursery and launcher, as the next two
-    net_namespaces: int  # of every process
+    # mounts of this process and of every keeper, nursery and launcher; the next two count likewise
+    mounts: int
+    net_namespaces: int  # network namespaces of every process
     descriptors: int
-    threads: int  # of this process
-    files: int  # of ours in the directory for temporary files and in /dev/shm
+    threads: int  # counts this process only
+    files: int  # cellwright's files in the directory for temporary files and in /dev/shm
     ipc_objects: int  # System V's, POSIX message queues, keys
     dying_cgroups: int  # removed, but something charged to them is there still
     memory_mib: float  # anonymous, of this process, without what is free in its heap
@@ -63,13 +64,13 @@ def count() -> Census:
 
 
 def _descriptors(pid: int) -> int:
-    """Return how many descriptors a keeper, nursery or launcher holds, without what a nursery keeps for
-    later cells: at most 24 network namespaces, and the inits that had them
-    (runner/launcher/networks.py)."""
+    """Return how many descriptors a trusted process holds, without caches of a bounded size: a nursery
+    keeps at most 24 network namespaces, and the inits that had them (runner/launcher/inits.py), and
+    the branching process the images of the last launchers (runner/branching/keeping.py)."""
     count = 0
     for name in _listed(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
-            count += not os.readlink(f"/proc/{pid}/fd/{name}").startswith(_OF_NETWORKS)
+            count += not os.readlink(f"/proc/{pid}/fd/{name}").startswith(_CACHED)
     return count
 
 
@@ -78,16 +79,17 @@ def machinery_below(pid: int) -> list[int]:
     return [each for role, each in roles_below(pid) if role not in (INIT, GUEST)]
 
 
-OTHER, EGRESS, KEEPER, NURSERY, LAUNCHER, INIT, GUEST = (
-    "other", "egress", "keeper", "nursery", "launcher", "init", "guest",
+OTHER, EGRESS, WORKER, KEEPER, NURSERY, LAUNCHER, INIT, GUEST = (
+    "other", "egress", "worker", "keeper", "nursery", "launcher", "init", "guest",
 )  # fmt: skip
+_ROLES = {"cell-egress": EGRESS, "cell-worker": WORKER}  # by the name that a process gives itself
 
 
 def roles_below(pid: int) -> Iterator[tuple[str, int]]:
     """Yield what every process below `pid` is, by where it stands; guests' children are left out."""
     for child in children(pid):
         if (name := _read(f"/proc/{child}/comm").strip()) != "cell-keeper":
-            yield (EGRESS if name == "cell-egress" else OTHER), child
+            yield _ROLES.get(name, OTHER), child
             yield from roles_below(child)
             continue
         yield KEEPER, child
@@ -163,7 +165,7 @@ class ProcessStat(NamedTuple):
     is_kernel_thread: bool
     faults: int  # minor and major
     children_faults: int
-    seconds: float  # of CPU
+    seconds: float  # CPU seconds
     children_seconds: float
 
 
@@ -209,13 +211,18 @@ def _cgroups() -> list[str]:
 
 def _directories_below(place: str) -> Iterator[str]:
     """Yield directories; that of a cgroup has a link for each child, so that leaves need no look."""
-    with contextlib.suppress(OSError):  # it is gone
+    with contextlib.suppress(OSError):  # the file is gone
         if os.stat(place).st_nlink == 2:
             return
         for entry in list(os.scandir(place)):
             if entry.is_dir(follow_symlinks=False):
                 yield entry.path
                 yield from _directories_below(entry.path)
+
+
+def cgroups_of(makers: set[int]) -> int:
+    """Return how many cgroups of cells and launchers those processes have left, or have."""
+    return _made_by(makers, _cgroups())
 
 
 def _made_by(makers: set[int], cgroups: list[str]) -> int:

@@ -1,6 +1,7 @@
 """Programs that run while processes are killed and stopped at random, with checkpoints."""
 
 import contextlib
+import gc
 import itertools
 import random
 import sys
@@ -10,24 +11,28 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from ..harness.sandbox.packages.store import PackageStore
+from ..harness.sandbox.packages.package_store import PackageStore
 from ..harness.sandbox.sandbox import Sandbox
+from ..harness.sandbox.sandbox_arguments import HostSettings
 from ..policies.errors import CellwrightError, InternalError
-from ..policies.loading import load_policy
+from ..policies.profiles.loading import load_policy
 from ..runner.settings import PauseSettings, PoolSettings
-from ..runner.supervisors import OTHERS_CELLS
+from ..runner.supervisor import OTHERS_CELLS
 from . import checkpoints, faults
 from .callers import WELL, Probe, Prober, ProbeResult, drawn, languages
 from .census import Census, use_one_heap
 from .checkpoints import Period
 from .conversations import (
     Talk,
+    repeat,
     with_branches,
+    with_calls,
     with_pauses,
     with_programs,
     with_servers,
@@ -48,6 +53,7 @@ _CHECKPOINTS = 6
 _WARM_UP_SECONDS = 60.0
 _CALLERS, _SESSIONS, _PROGRAMS = 8, 2, 2
 _BRANCHING, _PAUSING, _REACHING = 1, 1, 2
+_WORKERS, _PLACING, _STAYING = 2, 2, 1
 _BETWEEN_SECONDS = 0.5  # two faults, in the mean
 _WALL_SECONDS = 5.0
 _NAME = "faults at random"
@@ -55,9 +61,10 @@ _MEANING = (
     f"{_CALLERS} callers of every kind and language, clients of a daemon,",
     f"{_SESSIONS} sessions and {_PROGRAMS} programs that are talked with,",
     f"{_BRANCHING} session that branches, {_PAUSING} that is paused and resumed,",
-    f"{_REACHING} programs at a time with a package and a way out to one name.",
+    f"{_REACHING} programs at a time with a package and a way out to one name,",
+    f"{_PLACING} callers of every form and {_STAYING} session, on {_WORKERS} workers.",
     f"A fault every {_BETWEEN_SECONDS:g} s, to processes and cgroups of the run and no others.",
-    "At a checkpoint who is stopped goes on, every language must run, and a census is taken.",
+    "At a checkpoint stopped processes go on, every language must run, and a census is taken.",
 )
 
 
@@ -70,6 +77,7 @@ class Chaos:
         living: Sandbox,
         shared: Sandbox,
         equipped: Sandbox,
+        place: Callable[[], AbstractContextManager[Sandbox]],
         server: dict[str, str | int],
         caller: Prober,
         hitting: faults.Faults,
@@ -78,6 +86,7 @@ class Chaos:
         self._living = living
         self._shared = shared
         self._equipped = equipped
+        self._place = place  # makes a sandbox with workers
         self._server = server
         self._caller = caller
         self._faults = hitting
@@ -96,7 +105,17 @@ class Chaos:
         self._forget()
         self._over.clear()
         hits = sum(self._faults.done.values())
-        talks = self._conversations()
+        with (
+            self._place() as placed
+        ):  # for this period: chance decides how many connections it keeps
+            self._talk(self._conversations(placed), seconds)
+            self._recover(placed)
+        census = settled(self._settle, before)
+        left = more(before, census) if before else {}
+        hits = sum(self._faults.done.values()) - hits
+        return Period(self._ends, self._wrong, self._longest, hits, left), census
+
+    def _talk(self, talks: tuple[tuple[Talk, Sandbox, int], ...], seconds: float) -> None:
         with ThreadPoolExecutor(_CALLERS + sum(count for *_, count in talks)) as threads:
             work = [threads.submit(self._call_on) for _ in range(_CALLERS)]
             for talk, cells, count in talks:
@@ -105,11 +124,6 @@ class Chaos:
             self._over.set()
         for each in work:
             each.result()
-        self._recover()
-        census = settled(self._settle, before)
-        left = more(before, census) if before else {}
-        hits = sum(self._faults.done.values()) - hits
-        return Period(self._ends, self._wrong, self._longest, hits, left), census
 
     def _hit_until(self, end: float) -> None:
         try:
@@ -125,8 +139,9 @@ class Chaos:
         self._living.settle()
         self._shared.settle()
         self._equipped.settle()
+        gc.collect()  # closes the pidfds of workers that have ended
 
-    def _recover(self) -> None:
+    def _recover(self, placed: Sandbox) -> None:
         """Have every language run in as many cells as may be parked, here and there, and a session be
         paused: no fault is at work any more, so each must, and of those that died while they were
         parked none is left."""
@@ -137,25 +152,27 @@ class Chaos:
             for _ in range(parked.get(language, OTHERS_CELLS) + 1)
         ]
         python = [call for call in calls if call.language == "python"]
-        self._settle()  # what was killed last has died by now
+        self._settle()  # the last killed processes have died by now
         for call, cells in (
             *itertools.product(calls, (self._made, self._shared)),
-            *itertools.product(python, (self._living, self._equipped)),
+            *itertools.product(python, (self._living, self._equipped, placed)),
         ):
             if why := _why_not(cells, call):
                 self._wrong.append(f"{call.language} does not run again: {why}")
-        with self._made.session() as session:  # whose launcher's image is kept from now on
+        with self._made.session() as session:  # its launcher's image is kept from now on
             self._made.resume(session.pause()).close()
 
-    # what is called meanwhile
+    # calls that run meanwhile
 
-    def _conversations(self) -> tuple[tuple[Talk, Sandbox, int], ...]:
+    def _conversations(self, placed: Sandbox) -> tuple[tuple[Talk, Sandbox, int], ...]:
         return (
             (with_sessions, self._made, _SESSIONS),
             (with_branches, self._made, _BRANCHING),
             (with_pauses, self._made, _PAUSING),
             (with_programs, self._living, _PROGRAMS),
             (with_servers(self._server), self._equipped, _REACHING),
+            (with_calls, placed, _PLACING),
+            (with_sessions, placed, _STAYING),
         )
 
     def _call_on(self) -> None:
@@ -218,8 +235,10 @@ def _leak_check(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Leak
     seconds = minutes * 60 / count
     trail = Path(tempfile.gettempdir(), "cellwright-soak", "audit.jsonl")
     trail.parent.mkdir()
-    with _chaos(settings, trail) as (chaos, hitting):
-        _, before = chaos.period(min(seconds, _WARM_UP_SECONDS), None)  # what is made once is made
+    of_workers = trail.with_name("workers.jsonl")
+    with _chaos(settings, trail, of_workers) as (chaos, hitting):
+        # objects that are made only once exist now
+        _, before = chaos.period(min(seconds, _WARM_UP_SECONDS), None)
         periods: list[Period] = []
         census = before
         for number in range(1, count + 1):
@@ -229,12 +248,17 @@ def _leak_check(settings: Settings, rows: list[tuple[Value, ...]]) -> tuple[Leak
             print(*rows[-1], file=sys.stderr, flush=True)
     calls = sum(period.ends.total() for period in periods)
     wrong = [complaint for period in periods for complaint in period.wrong]
-    verdicts = (*checkpoints.verdicts(_NAME, periods), whole(_NAME, trail))
+    verdicts = (
+        *checkpoints.verdicts(_NAME, periods), whole(_NAME, trail),
+        whole(f"{_NAME}, {_WORKERS} workers", of_workers),
+    )  # fmt: skip
     return LeakCheck(_NAME, calls, wrong, before, census, verdicts), faults.table(hitting.done)
 
 
 @contextlib.contextmanager
-def _chaos(settings: Settings, trail: Path) -> Iterator[tuple[Chaos, faults.Faults]]:
+def _chaos(
+    settings: Settings, trail: Path, of_workers: Path
+) -> Iterator[tuple[Chaos, faults.Faults]]:
     short = replace(settings.policy.limits, wall_seconds=_WALL_SECONDS)
     mine = settings._replace(policy=replace(settings.policy, limits=short))
     with (
@@ -246,7 +270,9 @@ def _chaos(settings: Settings, trail: Path) -> Iterator[tuple[Chaos, faults.Faul
         _equipped(mine, place) as (equipped, given),
     ):
         hitting = faults.Faults(random.Random(_SEED), path)
-        yield Chaos(made, living, shared, equipped, given, Prober(made, path), hitting), hitting
+        placed = partial(sandbox, mine, audit=of_workers, tools=(repeat,), workers=_WORKERS)
+        prober = Prober(made, path)
+        yield Chaos(made, living, shared, equipped, placed, given, prober, hitting), hitting
 
 
 @contextlib.contextmanager
@@ -269,7 +295,9 @@ def _equipped(settings: Settings, place: Path) -> Iterator[tuple[Sandbox, dict[s
             network=network_to(own, port),
             packages=replace(settings.policy.packages, require=(SMALL.package,)),
         )
-        with Sandbox(policy=policy, package_store=store, pool=PoolSettings(), audit=False) as made:
+        with Sandbox(
+            policy=policy, pool=PoolSettings(), audit=False, host=HostSettings(package_store=store)
+        ) as made:
             yield made, {"name": own.name, "port": port}
 
 

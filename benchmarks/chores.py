@@ -18,7 +18,7 @@ _ORDERS, _PEOPLE, _MEETINGS, _SUMS = 500, 250, 60, 50
 _SERVICES = ("auth", "billing", "cart", "mail", "search")
 _ZONES = ("America/New_York", "Asia/Kolkata", "Europe/Berlin", "Europe/London", "Australia/Sydney")
 _CHANCE = 20260101
-Call = Callable[..., str]  # of a tool, by its full name; what comes back is what a model reads
+Call = Callable[..., str]  # calls a tool by its full name; returns the text that a model reads
 
 
 class Chore(NamedTuple):

@@ -8,7 +8,7 @@ from glob import glob
 from pathlib import Path
 
 from ..runner.host.runtime import Runtime, find_runtime
-from ..runner.spawn import interpreter
+from ..runner.launching.spawn import interpreter
 from .programs import SampleProgram
 
 CGROUP = "cellwright-bench"  # how the names begin of those that peers make

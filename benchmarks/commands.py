@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from ..policies.argument_checks import did_you_mean
 from ..policies.errors import PolicyError
 from ..policies.policy import Policy
-from ..policies.similar import did_you_mean
 from .documents import write_documents
 from .interference import (
     Interference,
@@ -39,6 +39,8 @@ BENCHMARKS = {
     "latency": "latency of one call",
     "throughput": "fresh cells a second, and CPU time a call",
     "parallel": "what limits parallel callers, by process",
+    "workers": "one sandbox, one in each of several processes, and one with workers",
+    "scale": "fresh cells a second by processes and threads, and what limits each",
     "reach": "the goals of speed, beside what is measured",
     "profile": "CPU time, page faults, system calls and Python calls of a run, by process",
     "ladder": "cost of each layer, one by one",
@@ -46,6 +48,7 @@ BENCHMARKS = {
     "growth": "latency and memory with age, use and load",
     "peers": "the same programs in other sandboxes",
     "languages": "programs in other languages, and sessions in them",
+    "judging": "verdicts under load, and judged cases a second beside a process a case",
     "fairness": "order of a queue, and latency beside busy neighbours",
     "kernel": "kernel memory beyond the cap of a cell, by kind of object",
     "leaks": "resources left after ten thousand calls",
@@ -63,6 +66,7 @@ BENCHMARKS = {
     "tokens": "tokens that a model reads of a catalogue, and cost of many tools for a request",
     "packages": "packages: to lock, to build, and calls with them, beside uv and pip",
     "workflows": "tokens that pass through a model, by tool calls and by programs",
+    "image_cells": "cells of an image, beside runc, crun, podman and bubblewrap with the same root",
     "branch": "branches of sessions, beside replays, fresh sessions and CRIU",
     "branch_leaks": "resources left after ten thousand branches",
     "stream": "output in bytes a second",
@@ -79,7 +83,7 @@ _COUNTS = (
     "replays",
     "workflows",
     "privacy",
-)  # of things: load is no error
+)  # waits for things; load is no error
 _PATIENCE_SECONDS = 120.0  # with --quiet, for others to leave the machine alone
 _USUAL = ("latency", "throughput", "reach", "ladder", "density", "growth", "peers")
 
@@ -109,7 +113,7 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--minutes",
         type=float,
         metavar="M",
-        help="duration of the faults (chaos); default that of the benchmark",
+        help="duration of the faults (chaos, soak); default that of the benchmark",
     )
     parser.add_argument(
         "--quiet",

@@ -1,22 +1,23 @@
-"""Conversations: sessions that keep their state, branch, pause and go on, programs that answer line by
-line, and programs that have packages and a way out by name."""
+"""Conversations: calls of every form, sessions that keep their state, branch, pause and go on, programs
+that answer line by line, and programs that have packages and a way out by name."""
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..harness.sandbox.program import Program
+from ..harness.sandbox.programs.program import Program
 from ..harness.sandbox.sandbox import Sandbox
-from ..harness.sandbox.session import Session
+from ..harness.sandbox.sessions.session import Session
 from ..policies.errors import CellwrightError, InternalError
 from ..runner import channel
 from .callers import ProbeResult
 
-_REQUESTS = 20  # of one session, or one program, at most
+_REQUESTS = 20  # requests of one session, or one program, at most
 _ECHO = ("/bin/cat",)
-_BRANCHES = 2  # of a session at a time
+_BRANCHES = 2  # concurrent branches of a session
 # Of network_servers.py: what follows an e comes back, after another e.
 _OUT_AND_BACK = """
 import cellwright_sample, socket
@@ -35,6 +36,20 @@ _SILENT_SECONDS = 30.0  # longer than anybody is stopped, or lives
 Make = Callable[[], ProbeResult]  # raises CellwrightError
 Note = Callable[[Make], object]
 Talk = Callable[[Sandbox, threading.Event, Note], None]
+
+
+def repeat(text: str) -> str:
+    """Return the text: the tool that programs of `with_calls` call."""
+    return text
+
+
+def with_calls(made: Sandbox, over: threading.Event, note: Note) -> None:
+    """Have call after call say a nonce: at its end, as it is printed, by a tool, and until the call is
+    cancelled."""
+    for form in itertools.cycle((_said, _streamed, _repeated, _cancelled)):
+        if over.is_set():
+            return
+        note(partial(form, made, os.urandom(8).hex()))
 
 
 def with_sessions(made: Sandbox, over: threading.Event, note: Note) -> None:
@@ -60,7 +75,9 @@ def with_branches(made: Sandbox, over: threading.Event, note: Note) -> None:
                         opened.enter_context(each)
                         own = os.urandom(8).hex()
                         note(partial(_added, each, nonce, own))
-                note(partial(_said_again, session, nonce, 1))  # what a branch did is its own
+                note(
+                    partial(_said_again, session, nonce, 1)
+                )  # changes of a branch stay in the branch
 
 
 def with_pauses(made: Sandbox, over: threading.Event, note: Note) -> None:
@@ -93,6 +110,36 @@ def with_programs(made: Sandbox, over: threading.Event, note: Note) -> None:
                 if not program.is_alive() or over.is_set():
                     break
                 note(partial(_sent_back, program, os.urandom(8).hex()))
+
+
+def _said(made: Sandbox, nonce: str) -> ProbeResult:
+    result = made.execute(f"print({nonce!r})")
+    return ProbeResult(nonce, result.stdout.strip(), result)
+
+
+def _streamed(made: Sandbox, nonce: str) -> ProbeResult:
+    pieces: list[bytes] = []
+    result = made.execute(f"print({nonce!r})", on_output=lambda _, data: pieces.append(data))
+    return ProbeResult(nonce, b"".join(pieces).decode(errors="replace").strip(), result)
+
+
+def _repeated(made: Sandbox, nonce: str) -> ProbeResult:
+    result = made.execute(f"from tools import repeat\nprint(repeat(text={nonce!r}))")
+    return ProbeResult(nonce, result.stdout.strip(), result)
+
+
+def _cancelled(made: Sandbox, nonce: str) -> ProbeResult:
+    """Cancel a program that has said its nonce; one that ended otherwise has said nothing."""
+    cancel = os.eventfd(0)
+    try:
+        result = made.execute(
+            f"print({nonce!r}, flush=True)\nimport time; time.sleep(60)",
+            on_output=lambda *_: os.eventfd_write(cancel, 1), cancel=cancel,
+        )  # fmt: skip
+    finally:
+        os.close(cancel)
+    said = result.stdout.strip()
+    return ProbeResult(nonce, said if said != nonce or result.reason == "cancelled" else "", result)
 
 
 def _said_again(session: Session, nonce: str, number: int) -> ProbeResult:

@@ -32,7 +32,7 @@ class Parked(NamedTuple):
     fill_seconds: float
     private: list[float]  # MiB of each guest's process
     charged: list[float]  # MiB of each cgroup
-    ours_mib: float  # of this process
+    ours_mib: float  # counts this process only
     launcher_mib: float
     descriptors: int
 

@@ -1,4 +1,4 @@
-"""Results written into the documents of a checkout, between two marks."""
+"""Results written into a checkout: tables between marks of a document, and a file a benchmark."""
 
 from pathlib import Path
 
@@ -11,13 +11,11 @@ _ROOT = _FOLDER.parent
 BRIEF = ("<!-- performance: written by cellwright bench -->", "<!-- performance: end -->")
 HEADLINES = ("<!-- headlines: written by cellwright bench -->", "<!-- headlines: end -->")
 NOT_QUIET = "Others used this machine meanwhile: read ratios, not times."
-_BEGIN_REPORT = "<!-- {name}: written by cellwright bench -->"
-_END_REPORT = "<!-- {name}: end -->"
 
 
 def write_documents(reports: list[Report]) -> None:
     """Write the brief tables into README.md, the headlines into this folder's, and each report in full
-    into this folder's or SECURITY.md, whichever has marks for it.
+    into a file of results/.
 
     Raises PolicyError outside a checkout.
     """
@@ -26,11 +24,8 @@ def write_documents(reports: list[Report]) -> None:
         raise PolicyError("--write-readme: this is not a checkout", "clone the repository")
     readme.write_text(with_brief(readme.read_text(), reports))
     ours.write_text(with_headlines(ours.read_text(), reports))
-    for document in (ours, _ROOT / "SECURITY.md"):
-        text = document.read_text()
-        for report in reports:
-            text = with_report(text, report)
-        document.write_text(text)
+    for report in reports:
+        (_FOLDER / "results" / f"{report.name}.md").write_text(in_full(report))
 
 
 def with_headlines(document: str, reports: list[Report]) -> str:
@@ -60,16 +55,13 @@ def _with_tables(
     return between(document, *marks, "\n\n".join(parts)) if parts else document
 
 
-def with_report(document: str, report: Report) -> str:
-    """Return `document` with a report between its own marks; those that have none are left out."""
-    begin, end = _BEGIN_REPORT.format(name=report.name), _END_REPORT.format(name=report.name)
-    if begin not in document:
-        return document
-    parts = [report.machine]
+def in_full(report: Report) -> str:
+    """Return the document of a report."""
+    parts = [f"# {report.name}", report.machine]
     for table in report.tables:
         parts += [f"{table.title}:", as_markdown(table), *([table.note] if table.note else [])]
-    parts.append("\n".join(f"- {note}" for note in report.notes))
-    return between(document, begin, end, "\n\n".join(parts))
+    parts += ["\n".join(f"- {note}" for note in report.notes)] if report.notes else []
+    return "\n\n".join(parts) + "\n"
 
 
 def between(document: str, begin: str, end: str, text: str) -> str:

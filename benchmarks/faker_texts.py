@@ -76,7 +76,7 @@ _NEGATIVES = (
 
 
 _PLANS = PhoneDetector()  # only to leave out numbers that no plan has
-_ANNOUNCED = 0.7  # of phone numbers have a word before them
+_ANNOUNCED = 0.7  # share of phone numbers with a word before them
 
 
 class Planted(NamedTuple):

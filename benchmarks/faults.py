@@ -12,11 +12,13 @@ from collections import Counter
 from pathlib import Path
 
 from ..runner import channel
-from .census import EGRESS, GUEST, INIT, KEEPER, LAUNCHER, NURSERY, OTHER, roles_below
+from .census import EGRESS, GUEST, INIT, KEEPER, LAUNCHER, NURSERY, OTHER, WORKER, roles_below
 from .report import Column, ReportTable
 
 # The share of each kind of victim, in percent.
-_VICTIMS = {GUEST: 28, INIT: 14, LAUNCHER: 11, NURSERY: 6, KEEPER: 6, EGRESS: 4, OTHER: 3}
+_VICTIMS = {
+    GUEST: 24, INIT: 12, LAUNCHER: 11, NURSERY: 6, KEEPER: 6, WORKER: 6, EGRESS: 4, OTHER: 3,
+}  # fmt: skip
 _CGROUP, _CLIENT = "cgroup", "client"
 _OTHERS = {_CGROUP: 18, _CLIENT: 10}
 _SIGNALS = {
@@ -41,7 +43,7 @@ class Faults:
         self._chance = chance
         self._daemon = daemon
         self._stopped: list[tuple[float, int]] = []  # until when, pidfd
-        self.done: Counter[tuple[str, str]] = Counter()  # what was done to whom
+        self.done: Counter[tuple[str, str]] = Counter()  # count by fault and process
 
     def hit(self) -> None:
         """Do one thing to somebody, and let go on who was stopped for long enough."""

@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..harness.fleet.cell_node import CellNode
+from ..harness.fleet.cell_node import CellNode, NodeSettings
 from ..harness.fleet.fleet import Fleet
-from ..harness.fleet.local_cluster import LocalCluster
-from ..harness.fleet.messages import NodeSettings
+from ..harness.fleet.ray_nodes import LocalCluster
 from ..policies.errors import OutcomeUnknown
-from ..runner.result import SandboxResult
+from ..runner.requests.result import SandboxResult
 from .measuring import (
     Contender,
     Times,

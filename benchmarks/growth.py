@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..runner.audit.log import AuditLog
-from ..runner.audit.spans import span_of
+from ..runner.audit.record import span_of
+from ..runner.launching.spawn import interpreter
 from ..runner.settings import PoolSettings
-from ..runner.spawn import interpreter
 from .census import launcher_of, private_bytes
 from .measuring import MS, Contender, median, percentile, seconds_of, side_by_side
 from .programs import SUM

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..runner.kernel import libc
+from ..runner.kernel import syscall
 from .census import ProcessStat, children, every_process, stat_of
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-OTHERS_MAY_USE = 0.05  # of all processors
+OTHERS_MAY_USE = 0.05  # share of all processors
 MAY_BE_STOLEN = 0.02
 _LAST_SECONDS = 1.0
 
@@ -26,8 +26,8 @@ class Reading(NamedTuple):
     """Seconds so far."""
 
     wall: float
-    stolen: float  # that the hypervisor gave to other machines
-    others: float  # of processor time
+    stolen: float  # time that the hypervisor gave to other machines
+    others: float  # processor time of other programs
 
 
 class Interference(NamedTuple):
@@ -89,11 +89,11 @@ def _is_below(pid: int, top: int, processes: dict[int, ProcessStat]) -> bool:
 def adopted_orphans() -> Iterator[None]:
     """Be the parent of processes whose parent ends, such as the one that bubblewrap does not wait for:
     else their time would count as others'."""
-    libc.syscall("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    syscall("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        libc.syscall("prctl", _PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        syscall("prctl", _PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         reap_orphans()
 
 

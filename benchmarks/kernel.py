@@ -11,16 +11,17 @@ from typing import NamedTuple
 import msgspec
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..policies.loading import load_policy
 from ..policies.policy import MIB, Policy
-from ..runner.result import SandboxResult
+from ..policies.profiles.loading import load_policy
+from ..runner.requests.result import SandboxResult
 from .report import Column, Criterion, Report, ReportTable
 from .settings import Settings
 
 _SECONDS, _SMOKE_SECONDS = 5.0, 0.3
 _LOOK_SECONDS = 0.02
-_SLAB_MIB = 32  # of what no cgroup counts: more than a cell makes, far less than a host misses
-_NOISE_MIB = 256  # of what other programs take meanwhile
+# kernel memory that no cgroup counts: more than a cell makes, far less than a host misses
+_SLAB_MIB = 32
+_NOISE_MIB = 256  # memory that other programs may take meanwhile
 _BEYOND = (
     "Beyond: by how much the unreclaimable slab of the host grew more than the cell's cgroup counted. "
     "Other programs on the machine add to it."
@@ -79,6 +80,7 @@ class KernelItem(NamedTuple):
     v2: str
     bound: str
     make: str  # the body of a generator that yields how many it made
+    debugs: bool = False  # whether it is tried with `processes.debug`
 
 
 _REFUSED = ("-", "-")
@@ -141,6 +143,12 @@ ATTEMPTS = (
     while True:
         kept += socket.socketpair(); filled(*kept[-2:], size=1); yield 2
 """),
+    KernelItem("netlink sockets and their answers", _NO, _NO, "16 in a cell, 210 KiB each", """
+    kept, question = [], struct.pack("=IHHII", 32, 16, 5, 0, 0) + bytes(16)
+    while True:
+        kept.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)); yield 1
+        for _ in range(400): kept[-1].send(question)
+"""),
     KernelItem("descriptors in flight", _YES, _YES, "`open_files`, for all cells of an id", """
     kept = []
     while True:
@@ -166,9 +174,18 @@ ATTEMPTS = (
     KernelItem("eventfds, timerfds", _YES, _YES, "`open_files`, `processes`", """
     while True: os.eventfd(0); yield 1
 """),
-    KernelItem("inotify watches", _YES, _YES, "refused but for `file_watching`; its quota", """
-    fd = checked(C.inotify_init1(0))
-    while True: checked(C.inotify_add_watch(fd, b"/tmp", 2)); yield 1
+    KernelItem("inotify watches", _NO, _NO, "one for 64 KiB of `memory_bytes`, 16 descriptors", """
+    fds = [checked(C.inotify_init1(0)) for _ in range(4)]
+    for number in range(1_000_000):
+        path = f"/tmp/{os.getpid()}-{number}"; open(path, "w").close()
+        for fd in fds: checked(C.inotify_add_watch(fd, path.encode(), 2)); yield 1
+"""),
+    KernelItem("inotify events", _YES, _YES, "16,384 a descriptor; `memory_bytes`", """
+    checked(C.inotify_add_watch(checked(C.inotify_init1(0)), b"/tmp", 0xFFF))
+    names = [f"/tmp/{os.getpid()}-{n}-" + "x" * 200 for n in range(2)]
+    while True:
+        for name in names: os.mkdir(name); yield 16
+        for name in names: os.rmdir(name); yield 16
 """),
     KernelItem("POSIX timers", _YES, _YES, "RLIMIT_SIGPENDING, 1,024", """
     timer = ctypes.c_void_p()
@@ -187,7 +204,7 @@ ATTEMPTS = (
     for number in range(1_000_000):
         os.symlink("x" * 200, f"/workspace/{os.getpid()}-{number}"); yield 1
 """),
-    KernelItem("user attributes of files", _YES, _YES, "255 bytes each; the room for inodes", """
+    KernelItem("user attributes of files", _YES, _YES, "room for inodes; memfds: `memory_bytes`", """
     for number in range(1_000_000):
         path = f"/workspace/{os.getpid()}-{number}"; open(path, "w").close()
         for each in range(50): os.setxattr(path, f"user.{each}", bytes(255)); yield 1
@@ -242,12 +259,30 @@ ATTEMPTS = (
     KernelItem("terminals", *_REFUSED, "refused but for `terminal`; 16 in a cell", """
     while True: os.openpty(); yield 1
 """),
+    KernelItem("files of the machine", _NO, _NO, "4,096 open in a cell", """
+    C.mmap.restype = ctypes.c_void_p
+    C.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    while True:
+        fd = os.open("/proc/uptime", os.O_RDONLY)
+        checked(C.mmap(None, 4096, 1, 2, fd, 0) or 0); os.close(fd); yield 1
+"""),
     KernelItem("POSIX message queues", *_REFUSED, "refused", """
     while True: checked(C.mq_open(b"/x", os.O_CREAT | os.O_RDWR, 0o600, None)); yield 1
 """),
     KernelItem("keys", *_REFUSED, "refused", """
     while True: checked(C.syscall(248, b"user", b"x", b"x" * 1000, 1000, -3)); yield 1
 """),
+    KernelItem("hardware breakpoints", _NO, _NO, "4 a tracee: `processes`; refused but for `debug`", """
+    C.ptrace.argtypes, kept = [ctypes.c_long] * 4, (ctypes.c_char * 64)()
+    debug = 848 if os.uname().machine == "x86_64" else -1  # offsetof(struct user, u_debugreg)
+    while True:
+        if (pid := os.fork()) == 0:
+            checked(C.ptrace(0, 0, 0, 0)); os.kill(os.getpid(), signal.SIGSTOP); os._exit(0)
+        os.waitpid(pid, 0)
+        for n in range(4):
+            checked(C.ptrace(6, pid, debug + 8 * n, ctypes.addressof(kept) + 8 * n)); yield 1
+        checked(C.ptrace(6, pid, debug + 56, 0xFFFF0055))
+""", debugs=True),
     KernelItem("namespaces, and all that is in them", *_REFUSED, "refused", """
     while True: checked(C.unshare(0x50000000)); yield 1
 """),
@@ -269,16 +304,19 @@ class Consumption(NamedTuple):
     result: SandboxResult
     slab: float  # SUnreclaim, at the most
     taken: float  # MemAvailable, at the most
-    beyond: float  # of `slab`, what the cell's cgroup did not count
+    beyond: float  # the part of `slab` that the cell's cgroup did not count
 
 
 def measure(settings: Settings) -> Report:
     """Return what each kind of object cost the host beyond the cell's cap."""
     seconds = _SMOKE_SECONDS if settings.smoke else _SECONDS
     policy = _policy(settings.policy)
-    with Sandbox(policy=policy, pool=0) as sandbox:
+    processes = msgspec.structs.replace(policy.processes, debug=True)
+    debug = msgspec.structs.replace(policy, processes=processes)
+    with Sandbox(policy=policy, pool=0) as sandbox, Sandbox(policy=debug, pool=0) as debugged:
         sandbox.execute("1")
-        seen = {each: _try(sandbox, each, seconds) for each in ATTEMPTS}
+        boxes = {False: sandbox, True: debugged}
+        seen = {each: _try(boxes[each.debugs], each, seconds) for each in ATTEMPTS}
         layers = sandbox.layers
     return Report(
         name="kernel",

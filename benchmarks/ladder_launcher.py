@@ -11,14 +11,13 @@ from ..policies.errors import LaunchError
 from ..policies.policy import OPTIONAL_LAYERS, Policy
 from ..runner import channel
 from ..runner.cgroups import CgroupTree, open_tree
-from ..runner.cgroups.tree import Caps, Cgroup
+from ..runner.cgroups.cgroup_tree import Caps, Cgroup
 from ..runner.host.ids import id_for
-from ..runner.host.plans import plan_for
-from ..runner.host.probe import probe_host
+from ..runner.host.plans import plan_for, probe_host
 from ..runner.host.runtime import find_runtime
-from ..runner.launching import Launcher
+from ..runner.launching.launcher_process import Launcher
+from ..runner.launching.spawn import Spawned, interpreter
 from ..runner.messages import Boot, Failed, decode
-from ..runner.spawn import Spawned, interpreter
 from .ladder_messages import Order, TimesByStage
 
 _PATIENCE = 600.0

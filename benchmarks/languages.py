@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..harness.sandbox.session import Session
+from ..harness.sandbox.sessions.session import Session
 from ..policies.errors import LaunchError
 from ..runner.host.interpreters import find_interpreter
 from ..runner.host.runtime import find_runtime
-from ..runner.spawn import interpreter
+from ..runner.launching.spawn import interpreter
 from .commandlines import bubblewrapped
 from .measuring import (
     Contender,

@@ -26,8 +26,8 @@ from .programs import EVERY, SUM, SampleProgram
 from .report import Column, Criterion, Curves, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
-_QUIET = 0.1  # what verdicts compare: a busy neighbour hits now the one, now the other
-_WAYS_SECONDS, _BURST_SECONDS, _COLD_SECONDS = 25.0, 15.0, 20.0  # of measuring, at most
+_QUIET = 0.1  # low percentile for verdicts, because a busy neighbour hits contenders at random
+_WAYS_SECONDS, _BURST_SECONDS, _COLD_SECONDS = 25.0, 15.0, 20.0  # longest time of measuring
 _ALIKE = 1.5
 _READY, _DEMAND = "a cell stood ready", "made on demand, and gone after"
 _SESSION = "a session's next request"

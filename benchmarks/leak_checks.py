@@ -25,7 +25,7 @@ _ALLOWED = {
     "launchers_mib": MAY_GROW_MIB,
     "dying_cgroups": _MAY_LINGER,
 }
-_EXACT = len(Census._fields) - len(_ALLOWED)  # those that are allowed to differ come last
+_EXACT = len(Census._fields) - len(_ALLOWED)  # fields that may differ come last
 NOTES = (
     "A census counts this process, every keeper, nursery and launcher, and all below them.",
     f"Memory of this process, and of launchers, may grow by {MAY_GROW_MIB:g} MiB, nothing else by one.",

@@ -1,6 +1,7 @@
 """Leaks: a census before and after ten thousand calls, one after the other."""
 
 import time
+from array import array
 from functools import partial
 
 from ..harness.sandbox.inspection import inspect
@@ -26,7 +27,7 @@ _MIB = 1024 * 1024
 _READY, _MADE = "a cell stood ready", "one was made on demand"
 _TAIL = 5.0
 _MEANING = "Calls come faster than cells are made: who finds none makes its own, the tail of all."
-_WARM_UP = 200  # what is made once is made in the first calls
+_WARM_UP = 200  # the first calls make the objects that are made only once
 
 
 def measure(settings: Settings) -> Report:
@@ -55,15 +56,17 @@ def _one_after_the_other(settings: Settings, times: dict[str, list[float]]) -> L
     with sandbox(settings) as made:
         for _ in range(min(_WARM_UP, calls)):
             made.execute("print(1)")
+        taken, hits = array("d", bytes(8 * calls)), bytearray(calls)  # memory that is there before
         before = settled(made.settle)
-        for _ in range(calls):
+        for number in range(calls):
             began = time.perf_counter()
             result = made.execute("print(1)")
-            took = time.perf_counter() - began
-            times[_READY if result.pool_hit else _MADE].append(took)
+            taken[number], hits[number] = time.perf_counter() - began, result.pool_hit
             if result.stdout != "1\n":
                 wrong.append(said(result))
         after = settled(made.settle, before)
+    for took, hit in zip(taken, hits, strict=True):
+        times[_READY if hit else _MADE].append(took)
     further = () if settings.smoke else tuple(_steady(*each) for each in times.items())
     return LeakCheck("one after the other", calls, wrong, before, after, further)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.version import installed_version
 from ..runner.host.runtime import find_runtime
+from ..runner.launching.spawn import interpreter
 from ..runner.settings import PoolSettings
-from ..runner.spawn import interpreter
 from . import commandlines, libraries
 from .libraries import Library
 from .peer_base import AbsentError, Command, Isolation, Peer, check_output, version_of

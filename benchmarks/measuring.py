@@ -71,7 +71,7 @@ class Estimate(NamedTuple):
     value: float
     low: float
     high: float
-    rounds: int  # of the one that has fewer
+    rounds: int  # rounds of the contender with fewer
 
     @property
     def spread(self) -> float:

@@ -13,8 +13,8 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import PolicyError
 from ..policies.network.rule import NetworkRule
 from ..policies.policy import MIB, Network
-from ..runner.host.loopback_name import LoopbackName, loopback_name
-from ..runner.spawn import interpreter
+from ..runner.egress.addresses import LoopbackName, loopback_name
+from ..runner.launching.spawn import interpreter
 from .callers import said
 from .leak_checks import LeakCheck, censuses, own_temporary_files, settled, told_at_once
 from .measuring import (
@@ -37,7 +37,7 @@ _CONNECT, _TRIP, _DOWN, _UP, _BURST = "connect", "round trip", "download", "uplo
 _IN_A_BURST = 160  # connections of one program: a cell is slowed down beyond 200 at once
 _MANY = 10_000
 _WARM_UP = 5
-_LEAST_RATE = 0.3  # of what a proxy relays that checks nothing
+_LEAST_RATE = 0.3  # share of the rate of a proxy without checks
 
 _RATIOS = Column("of direct"), Column("of the proxy"), Column("runs", 0)
 

@@ -5,7 +5,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 
-from ..runner.spawn import interpreter
+from ..runner.launching.spawn import interpreter
 
 STREAM_BYTES = 64 * 1024 * 1024
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..harness.sandbox.session import Session
+from ..harness.sandbox.sessions.session import Session
 from ..policies.errors import BusyError, SessionLost
 from ..policies.policy import MIB
-from ..runner.result import SandboxResult
+from ..runner.requests.result import SandboxResult
 from ..runner.settings import PoolSettings, SessionSettings
 from .callers import said
 from .census import guests_of, private_bytes
@@ -34,8 +34,8 @@ def leak_checks(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[L
 # Sessions
 
 _ALIVE, _SMOKE_ALIVE = 64, 24
-_REQUESTS = 20  # of one
-_SESSION_MIB = 8.0  # of private memory, idle
+_REQUESTS = 20  # requests of one session
+_SESSION_MIB = 8.0  # private memory of an idle session
 _THREADS = 8
 
 
@@ -64,7 +64,8 @@ def _use_sessions(
     made: Sandbox, count: int, alive: int
 ) -> tuple[list[str], Counter[str], list[float]]:
     """Have so many sessions live; return complaints, how they ended, and memory of idle ones in MiB."""
-    most = alive // _THREADS + 1  # of a thread: together more than may live, and the oldest goes
+    # sessions of a thread: together more than may live, so the oldest is evicted
+    most = alive // _THREADS + 1
     loads = [SessionLoad(made, number, most) for number in range(_THREADS)]
     with ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(lambda load: load.use(count // _THREADS), loads))

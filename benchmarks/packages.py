@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ..harness.sandbox.packages.store import PackageStore
+from ..harness.sandbox.packages.package_store import PackageStore
 from ..harness.sandbox.sandbox import Sandbox
+from ..harness.sandbox.sandbox_arguments import HostSettings
 from ..policies.policy import MIB, Policy
 from .libraries import LLM_SANDBOX, Library, python_worker
 from .lineup import shown_to_peers
@@ -42,7 +43,7 @@ from .settings import Settings
 
 _SECONDS = 600.0
 _MEMORY = 512 * MIB
-_MOST_RATIO = 1.5  # of a ready call without the expression's own time to a ready `1+1`
+_MOST_RATIO = 1.5  # ratio of a ready call, without the expression's own time, to a ready `1+1`
 _STAGES = ("lock", "build cold", "build warm", "first call", "ready call")
 _SUM, _COLD = "1+1", "with the package, not preloaded"
 _NAMED, _LEARNT = "with the package, preloaded", "with the package, preloaded as learnt"
@@ -172,7 +173,7 @@ def _policy(settings: Settings, subject: _Subject, **packages: object) -> Policy
 
 def _first(settings: Settings, subject: _Subject, store: PackageStore) -> None:
     policy = _policy(settings, subject)
-    with Sandbox(policy=policy, package_store=store, pool=0, audit=False) as box:
+    with Sandbox(policy=policy, pool=0, audit=False, host=HostSettings(package_store=store)) as box:
         _execute(box, subject.source, 3)
 
 
@@ -183,10 +184,17 @@ def _calls(settings: Settings, subject: _Subject, store: PackageStore) -> Times:
     with (
         Sandbox(policy=settings.policy, pool=2, audit=False) as plain,
         Sandbox(
-            policy=_policy(settings, subject), package_store=store, pool=2, audit=False
+            policy=_policy(settings, subject),
+            pool=2,
+            audit=False,
+            host=HostSettings(package_store=store),
         ) as cold,
-        Sandbox(policy=named, package_store=store, pool=2, audit=False) as preloaded,
-        Sandbox(policy=learning, package_store=store, pool=2, audit=False) as learnt,
+        Sandbox(
+            policy=named, pool=2, audit=False, host=HostSettings(package_store=store)
+        ) as preloaded,
+        Sandbox(
+            policy=learning, pool=2, audit=False, host=HostSettings(package_store=store)
+        ) as learnt,
     ):
         _execute(learnt, subject.source, 3)
         ways = (

@@ -17,8 +17,10 @@ from typing import IO
 
 import msgspec
 
+from ..harness.sandbox.checks import worker_count
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import Policy
+from ..runner.settings import PoolSettings
 from .census import every_process, launcher_of, stat_of
 from .measuring import median
 from .programs import SUM
@@ -28,6 +30,14 @@ from .settings import Settings, sandbox
 _CALLERS = (1, 2, 4, 8, 16)
 _MOST_PROCESSES = 2
 _SERVE = "from cellwright.benchmarks.parallel import serve; serve()"
+
+
+class ServedSandbox(msgspec.Struct, frozen=True):
+    """The sandbox of a process that takes turns."""
+
+    policy: Policy
+    workers: int = 1
+    cells_per_cgroup: int = PoolSettings().cells_per_cgroup
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -81,27 +91,28 @@ def measure(settings: Settings) -> Report:
     seconds = 0.2 if settings.smoke else 1.5
     turns: dict[tuple[int, int], list[Together]] = {}
     with ExitStack() as stack:
-        workers = [stack.enter_context(_Worker(settings.policy)) for _ in range(_MOST_PROCESSES)]
+        served = ServedSandbox(settings.policy)
+        workers = [stack.enter_context(ServingProcess(served)) for _ in range(_MOST_PROCESSES)]
         for _ in range(settings.amount(5, 1)):
             for callers in _CALLERS:
                 for processes in range(1, min(callers, _MOST_PROCESSES) + 1):
                     turn = Turn(callers // processes, seconds)
-                    found = _together(workers[:processes], turn)
+                    found = together(workers[:processes], turn)
                     turns.setdefault((callers, processes), []).append(found)
     return _report(turns)
 
 
-class _Worker:
+class ServingProcess:
     """A process with a sandbox; it takes turns that are written to it, one a line."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, served: ServedSandbox) -> None:
+        self._served = served
 
-    def __enter__(self) -> "_Worker":
+    def __enter__(self) -> "ServingProcess":
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self.ask(self._policy)
+        self.ask(self._served)
         self.answer()
         return self
 
@@ -120,7 +131,7 @@ class _Worker:
         assert self._process.stdout
         return self._process.stdout
 
-    def ask(self, what: Policy | Turn) -> None:
+    def ask(self, what: ServedSandbox | Turn) -> None:
         self._stdin.write(msgspec.json.encode(what) + b"\n")
         self._stdin.flush()
 
@@ -132,9 +143,10 @@ class _Worker:
 
 
 def serve() -> None:
-    """Be a worker: make a sandbox for the policy on the first line, then take a turn for each line."""
-    policy = msgspec.json.decode(sys.stdin.buffer.readline(), type=Policy)
-    with sandbox(Settings(policy)) as made:
+    """Make the sandbox of the first line, then take a turn for each line."""
+    served = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServedSandbox)
+    pool = PoolSettings(cells_per_cgroup=served.cells_per_cgroup)
+    with sandbox(Settings(served.policy), pool, workers=served.workers) as made:
         _say(b"ready")
         for line in sys.stdin.buffer:
             _say(msgspec.json.encode(_take(made, msgspec.json.decode(line, type=Turn))))
@@ -164,9 +176,12 @@ def _take(made: Sandbox, turn: Turn) -> Spent:
 
 
 def _cpu(made: Sandbox) -> tuple[float, float, float, float]:
-    """Return the seconds so far of this process, launcher, nursery, and cells that ended."""
+    """Return the seconds so far of this process, launcher, nursery, and cells that ended; with workers
+    of this process alone."""
     made.settle()
     own = resource.getrusage(resource.RUSAGE_SELF)
+    if worker_count(made._given.workers) > 1:
+        return own.ru_utime + own.ru_stime, 0.0, 0.0, 0.0
     _, *pids = launcher_of(made)
     nursery, launcher = (stat for pid in pids if (stat := stat_of(pid)))
     return (
@@ -177,7 +192,8 @@ def _cpu(made: Sandbox) -> tuple[float, float, float, float]:
     )
 
 
-def _together(workers: list[_Worker], turn: Turn) -> Together:
+def together(workers: list[ServingProcess], turn: Turn) -> Together:
+    """Have processes take a turn at the same time."""
     before = _of_the_kernel()
     for worker in workers:
         worker.ask(turn)

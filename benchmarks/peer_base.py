@@ -19,9 +19,9 @@ class AbsentError(Exception):
 class Isolation(NamedTuple):
     """What a call is kept apart by, a few words each, so that nobody compares unlike things."""
 
-    fresh: str  # what is new for each call
+    fresh: str  # new for each call
     namespaces: str
-    filter: str  # of system calls
+    filter: str  # filter of system calls
     files: str
     network: str
     caps: str

@@ -26,8 +26,8 @@ from .report import Bars, Column, Criterion, Report, ReportTable, Value
 from .scratch import scratch_directory
 from .settings import Settings
 
-_SLOW_SECONDS, _SELDOM = 0.2, 10  # who takes longer takes part in every tenth round
-_SECONDS = 50.0  # of measuring a program, at most
+_SLOW_SECONDS, _SELDOM = 0.2, 10  # slower peers take part in every tenth round
+_SECONDS = 50.0  # longest time of measuring a program
 _PROGRAMS = (SUM, TEXT)
 _BRIEF = (READY, ON_DEMAND, "python3 -I", BUBBLEWRAP, "runc", "podman")
 
@@ -37,7 +37,7 @@ class PeerTimes(NamedTuple):
     version: str
     times: dict[str, list[float]]  # program -> seconds
     refusals: dict[str, str]  # program -> why it has none
-    failures: list[str]  # of single runs, after it was seen to work
+    failures: list[str]  # failures of single runs, after the peer was seen to work
 
 
 def measure(settings: Settings) -> Report:

@@ -12,7 +12,7 @@ from .report import Bar, Bars, Chart, Curve, Curves
 
 _WIDTH, _LABELS, _NUMBERS, _ROW, _HEAD = 860, 300, 150, 26, 44
 _PLOT = _WIDTH - _LABELS - _NUMBERS
-_HEIGHT, _LEFT, _RIGHT, _BOTTOM = 340, 64, 16, 52  # of curves
+_HEIGHT, _LEFT, _RIGHT, _BOTTOM = 340, 64, 16, 52  # size and margins of curves
 _COLOURS = 8
 _STYLE = """<style>
 svg { font: 13px system-ui, sans-serif; --ink: #24292f; --soft: #6e7781; --rule: #d8dee4;

@@ -5,9 +5,8 @@ import string
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from ..harness.privacy.checksums import luhn, mod_11_10, mod_97
+from ..harness.privacy.checked_numbers import luhn, mod_11_10, mod_97, national_ids
 from ..harness.privacy.detector import FoundValue
-from ..harness.privacy.national_ids import national_ids
 
 _FIRST = (
     "Ann",

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..harness.privacy.naming import tokens_in
 from ..harness.privacy.privacy import Privacy
-from ..harness.privacy.tokens import tokens_in
 from .faker_texts import REGIONS, RENDERINGS, FakerTexts, Planted, has_faker
 from .planted import Planter
 from .report import Column, Criterion, Report, ReportTable

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..runner.result import SandboxResult
+from ..runner.requests.result import SandboxResult
 from ..runner.settings import PoolSettings
 from . import profile_call, profile_command
 from .census import GUEST, INIT, KEEPER, LAUNCHER, NURSERY, every_process, launcher_of, stat_of

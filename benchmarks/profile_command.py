@@ -22,7 +22,7 @@ mark("Python starts")
 
 PHASES = {
     "msgspec": "modules; the launcher's process is started",
-    "cellwright.runner.launch": "modules of the command; its arguments",
+    "cellwright.runner.launching.launch": "modules of the command; its arguments",
     "cellwright.harness.sandbox.local": "modules of a launch; the plan; what the launcher is told",
 }
 
@@ -32,7 +32,7 @@ class Finder:
         if name in PHASES:
             mark(PHASES.pop(name))
         if name == "cellwright.runner.supervisor":
-            from cellwright.runner.launch import Launch, Launcher
+            from cellwright.runner.launching.launch import Launch, Launcher
             mark_first_call(Launch, "finish", "modules that use cells", "waits for the launcher")
             mark_first_call(Launcher, "close", "a cell, the program", "ends the launcher")
 

@@ -19,8 +19,8 @@ from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import MIB
 from ..policies.policy import Python as Packages
 from ..runner.audit.log import AuditLog
+from ..runner.launching.spawn import interpreter
 from ..runner.settings import PoolSettings
-from ..runner.spawn import interpreter
 from .census import ProcessStat, guests_of, launcher_of, private_bytes, stat_of
 from .commandlines import bubblewrap
 from .interference import adopted_orphans

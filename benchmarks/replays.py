@@ -21,9 +21,9 @@ from ..harness.runs.durable_runs import CallState, RunAttempt, Runs
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.schemas.spec import ToolOwner, ToolSpec
 from ..harness.tools.broker import Broker, Offer
-from ..harness.tools.caller import Caller, Tool
+from ..harness.tools.tool import Caller, Tool
 from ..policies.errors import InternalError
-from ..runner.result import SandboxStatus
+from ..runner.requests.result import SandboxStatus
 from .callers import languages
 from .report import Column, Criterion, Report, ReportTable, Value
 from .scratch import scratch_directory
@@ -90,7 +90,7 @@ _USUAL = [f"send {to}" for to in "abcd"]
 _ROUNDS, _SMOKE_ROUNDS = 1000, 3
 _LANES = 8  # runs at the same time
 _LONGEST_SECONDS = 3.0  # between two kills
-_MOST_ATTEMPTS = 20  # of one run in one process
+_MOST_ATTEMPTS = 20  # attempts of one run in one process
 _SEED = 20261122
 _PARAMETERS = {"type": "object", "properties": {"to": {"type": "string"}}}
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.errors import LaunchError
-from ..runner.spawn import interpreter
+from ..runner.launching.spawn import interpreter
 from .measuring import Contender, Times, percentile_columns, percentile_row, ratio, side_by_side
 from .report import Column, ReportTable, Value
 from .settings import Settings
@@ -44,7 +44,7 @@ with socket.socket(fileno=0) as end:
 """
 _MESSAGE = b"x" * 64
 _ROUND_TRIP = "two Pythons through a socketpair"
-_SECONDS = 30.0  # of measuring, at most
+_SECONDS = 30.0  # longest time of measuring
 _BASH_COUNTS_PER_SECOND = 1e6
 
 

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from ..harness.search.documents import Document
-from ..harness.search.model import SemanticIndex
-from ..harness.search.search import SearchIndex
+from ..harness.search.search import SearchIndex, SemanticIndex
 from .catalogues import Questions, catalogue, questions
 from .measuring import (
     Contender,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
+from ..harness.sandbox.sandbox_arguments import HostSettings
 from ..policies.policy import Policy
 from ..runner.audit.log import AuditLog
 from ..runner.settings import PauseSettings, PoolSettings, SessionSettings
@@ -34,6 +35,7 @@ def sandbox(
     settings: Settings, pool: int | PoolSettings | None = None, *, audit: bool | Path | AuditLog = True,
     sessions: SessionSettings = SessionSettings(),  # noqa: B008 - a constant
     tools: Sequence[Callable[..., Any]] = (), pauses: PauseSettings = PauseSettings(),  # noqa: B008
+    workers: int = 1,
 ) -> Iterator[Sandbox]:  # fmt: skip
     """Give a sandbox that is settled, and whose trail is removed with it unless `audit` names it."""
     with contextlib.ExitStack() as stack:
@@ -49,8 +51,9 @@ def sandbox(
                 pool=ready,
                 audit=log,
                 sessions=sessions,
-                pauses=pauses,
                 tools=tools or None,  # even without a tool a broker is 120 pages a cell
+                host=HostSettings(pauses=pauses),
+                workers=workers,
             )
         )
         made.settle()

@@ -17,9 +17,9 @@ import msgspec
 from ..harness.privacy.privacy import Privacy
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.tools.broker import Broker
-from ..harness.tools.decorator import tool_of
+from ..harness.tools.tool import tool_of
 from ..runner.audit.log import AuditLog
-from ..runner.result import SandboxResult
+from ..runner.requests.result import SandboxResult
 
 # name: how the program encodes text, and how a model would decode it
 ENCODINGS: dict[str, tuple[str, Callable[[str], str]]] = {

@@ -1,8 +1,9 @@
-"""Long and heavy use: whether each result belongs to its caller, the waiting times, and leaks."""
+"""Long and heavy use: whether each result belongs to its caller, the waiting times, killed workers, and
+leaks."""
 
 from itertools import chain
 
-from . import concurrent_callers, constancy, overload
+from . import concurrent_callers, constancy, killed_workers, overload
 from .leak_checks import NOTES, censuses, own_temporary_files, told_at_once
 from .report import Column, Report, ReportTable, Value
 from .settings import Settings
@@ -18,6 +19,7 @@ def measure(settings: Settings) -> Report:
                 concurrent_callers.leak_checks(settings, callers),
                 overload.leak_checks(settings, others),
                 constancy.leak_checks(settings, others),
+                killed_workers.leak_checks(settings, others),
             )
         )
     return Report(

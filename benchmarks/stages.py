@@ -18,13 +18,14 @@ import msgspec
 
 from ..runner import channel
 from ..runner.cell.enter import INIT, TASKS, LauncherFacts, confinement
-from ..runner.kernel import _steps, processes
+from ..runner.kernel import _steps
+from ..runner.kernel import process_calls as processes
 from ..runner.kernel.steps import Steps
 from ..runner.launcher import main as launcher
 from ..runner.messages import Booted, encode
 from .ladder_messages import AHEAD, FORK, Order, StageTimes
 
-_CALLS = 2000  # of the cheapest system call, to see what one costs behind a layer
+_CALLS = 2000  # calls of the cheapest system call, to measure its cost behind a layer
 _PACKET = 4096
 _MARKS = struct.Struct("=2d200s")  # ready at; seconds a call; what went wrong
 

@@ -8,16 +8,16 @@ from msgspec.structs import replace
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..policies.policy import MIB
-from ..runner.spawn import interpreter
+from ..runner.launching.spawn import interpreter
 from .measuring import Contender, median, quartile_bar, quartile_columns, quartiles, side_by_side
 from .report import Bars, Column, Criterion, Report, ReportTable, Value
 from .settings import Settings, sandbox
 
-_CHUNK = 64 * 1024  # what a pipe holds, and what is read at once
+_CHUNK = 64 * 1024  # the size of a pipe, and of one read
 _WRITER = "import os\nchunk = b'x' * {chunk}\nfor _ in range({times}): os.write(1, chunk)"
 _PIPE = "a pipe between two processes"
 _KEPT, _CALLED, _ITERATED = "kept only", "on_output=", "start().output()"
-_TARGET = 0.05  # of a pipe: there two processes do nothing but wake each other
+_TARGET = 0.05  # relative to a pipe, where two processes only wake each other
 
 
 def measure(settings: Settings) -> Report:

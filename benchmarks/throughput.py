@@ -11,8 +11,8 @@ from functools import partial
 from typing import NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
+from ..runner.launching.spawn import interpreter
 from ..runner.settings import PoolSettings
-from ..runner.spawn import interpreter
 from .census import cpu_seconds, launcher_of
 from .commandlines import bubblewrap
 from .interference import adopted_orphans, reap_orphans
@@ -137,6 +137,7 @@ def _report(turns: Turns, *, smoke: bool) -> Report:
         name="throughput",
         title="Fresh cells a second",
         tables=(table,),
+        brief=(_headline({of: turns[of] for of in turns if of[0] in (POOLED, BUBBLEWRAP)}),),
         headlines=(_headline(turns),),
         charts=(
             Curves(
@@ -162,7 +163,7 @@ def _headline(turns: Turns) -> ReportTable:
     ]
     columns = (Column(f"{clients} client{'s' * (clients > 1)}", 0) for clients in _CLIENTS)
     return ReportTable(
-        title="Runs a second, each in a fresh cell or process",
+        title=f"Runs a second on {os.cpu_count()} processors, each in a fresh cell or process",
         columns=(Column("contender"), *columns),
         rows=tuple(rows),
     )

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.schemas.spec import ToolSpec
-from ..harness.stubs.summaries import brief, say
-from ..harness.stubs.tree import paths, python_tree
-from ..harness.tools.caller import Tool
+from ..harness.stubs.stub_tree import brief, paths, python_tree, say
+from ..harness.tools.tool import Tool
 from .catalogues import tool_specs
 from .measuring import Contender, median, percentile_columns, percentile_row, side_by_side
 from .report import Column, Criterion, Report, ReportTable, Value

@@ -11,7 +11,7 @@ from ..harness.making.factory import ToolFactory
 from ..harness.sandbox.sandbox import Sandbox
 from ..harness.schemas.spec import ToolSpec
 from ..harness.tools.registry import ToolRegistry
-from ..harness.tools.store import ToolStore
+from ..harness.tools.tool_store import ToolStore
 from ..runner.settings import PoolSettings
 from .measuring import (
     MS,
@@ -37,7 +37,7 @@ _REGISTRY = partial(
     ToolRegistry, maker_bytes=2**30, maker_versions=2 * _SHELVED
 )  # one maker has all
 _READY = PoolSettings()
-_SECONDS = 45.0  # of measuring single calls, at most
+_SECONDS = 45.0  # longest time of measuring single calls
 _CLIENTS = (1, 2, 4, 8)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..harness.sandbox.sandbox import Sandbox
-from ..harness.sandbox.session import Session
+from ..harness.sandbox.sessions.session import Session
 from .settings import Settings
 
 _SEED = 23
