@@ -13,7 +13,7 @@ from google.adk.code_executors.code_execution_utils import (
 
 from cellwright.harness.adapters.google_adk import AdkCellExecutor
 
-_CONTEXT: Any = None  # which it has no use for
+_CONTEXT: Any = None  # unused
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from agents.sandbox.errors import InvalidManifestPathError, PtySessionNotFoundEr
 from agents.sandbox.session import BaseSandboxClientOptions, SandboxSessionState
 
 from cellwright import PolicyError, Sandbox
-from cellwright.harness.adapters import open_processes
+from cellwright.harness.adapters.common import cell_sandbox_session
 from cellwright.harness.adapters.openai_agents import (
     CellSandboxClient,
     CellSandboxClientOptions,
@@ -177,7 +177,7 @@ async def test_open_processes_end_with_the_sandbox(client: CellSandboxClient) ->
 async def test_the_oldest_of_too_many_processes_ends(
     client: CellSandboxClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_processes, "_MOST_OPEN", 1)
+    monkeypatch.setattr(cell_sandbox_session, "_MOST_OPEN", 1)
     async with await client.create() as made:
         first = await made.pty_exec_start("sleep 600", yield_time_s=0)
         second = await made.pty_exec_start("sleep 601", yield_time_s=0)

@@ -19,16 +19,9 @@ import pytest
 import ray
 from ray._private.serialization import SerializationContext
 
-from cellwright import (
-    Fleet,
-    OutcomeUnknown,
-    PolicyError,
-    QuotaExceeded,
-    SandboxResult,
-    SessionNodeLost,
-    Unenforceable,
-)
-from cellwright.harness.fleet.local_cluster import LocalCluster
+from cellwright import Fleet, PolicyError, SandboxResult, Unenforceable
+from cellwright.errors import OutcomeUnknown, QuotaExceeded, SessionNodeLost
+from cellwright.harness.fleet.ray_nodes import LocalCluster
 from cellwright.harness.servers.daemon.quotas import QuotaSettings
 
 SLOTS = 4
@@ -172,7 +165,7 @@ def test_nothing_of_a_call_is_unpickled_in_this_process(
     with pytest.raises(PolicyError):
         fleet.session("cobol")
     assert seen == []
-    ray.get(ray.remote(lambda: {"a": 1}).remote())  # what it would look like
+    ray.get(ray.remote(lambda: {"a": 1}).remote())  # imitates such a value
     assert seen
 
 
