@@ -166,7 +166,7 @@ def _escapes(*names: str) -> tuple[str, ...]:
 _ENTER = "runner/cell/enter.py"
 _PRIVILEGES = "runner/cell/privileges.py"
 _INITS = "runner/launcher/inits.py"
-_CUSTODY = "runner/held_cell.py"
+_CUSTODY = "runner/cells/held_cell.py"
 _NAMESPACES_DIFFER = _escapes(
     "posture.py::test_every_namespace_differs_from_the_hosts_and_the_launchers"
 )
@@ -186,13 +186,13 @@ def _shared(kind: str) -> Edit:
 
 _USED_NETWORKS = _escapes("used_networks.py")
 _USED_AFTER_ANY_SOCKET = replace(
-    "policies/compile.py", "", "_makes_only_unix_sockets(rules)", "True"
+    "policies/compiling/compile.py", "", "_makes_only_unix_sockets(rules)", "True"
 )
 _PIN = drop(
     "runner/launcher/views.py", "_pin",
     "mounts.attach_opened(mounts.clone_opened(place), place)",
 )  # fmt: skip
-_EMPTY_ENVIRONMENT = replace("runner/spawn.py", "_spawn", "{}", "os.environ")
+_EMPTY_ENVIRONMENT = replace("runner/launching/spawn.py", "_spawn", "{}", "os.environ")
 _KILLED_AT_RETIREMENT = (
     drop(_CUSTODY, "retire", "self.cell.kill_init"), drop(_CUSTODY, "retire", "self.cell.kill"),
 )  # fmt: skip
@@ -211,7 +211,7 @@ MUTATIONS = (
     Mutation("net_ns", _NAMESPACES_DIFFER, (_shared("net"),)),
     Mutation("net_ns: used again after AF_UNIX alone", _USED_NETWORKS, (_USED_AFTER_ANY_SOCKET,)),
     Mutation("net_ns: used again without a socket in it", _USED_NETWORKS, (
-        replace("runner/launcher/networks.py", "NetworkNamespaces._enter", "self._has_no_socket()", "True"), _USED_AFTER_ANY_SOCKET,
+        replace("runner/launcher/inits.py", "NetworkNamespaces._enter", "self._has_no_socket()", "True"), _USED_AFTER_ANY_SOCKET,
     )),
     Mutation("ipc_ns", _NAMESPACES_DIFFER, (_shared("ipc"),)),
     Mutation("uts_ns", _NAMESPACES_DIFFER, (_shared("uts"),)),
@@ -226,11 +226,14 @@ MUTATIONS = (
     Mutation("mount_ns: pins above hidden and shown paths", _HIDDEN, (_PIN,)),
     Mutation("mount_ns: no pipes in what is only read", _escapes("channels.py"), (drop("runner/launcher/root.py", "_show", "cover_pipes"),)),
     Mutation("seccomp: no Unix sockets where the host's are shown", _escapes("channels.py"), (
-        replace("policies/compile.py", "compile_policy", "shows_sockets and not _refuses_foreign_sockets(host, layers)", "False"),
+        replace("policies/compiling/compile.py", "_system_calls", "shows_sockets and not _refuses_foreign_sockets(host, layers)", "False"),
+    )),
+    Mutation("names of the sockets of cells", _escapes("descriptors.py"), (
+        drop("runner/cells/cell.py", "Cell.__init__", "channel.name_for_good"),
     )),
     Mutation("paths without links", _escapes("files.py", "paths.py"), (
-        replace("runner/kernel/files.py", "", "_NO_MAGICLINKS | _NO_SYMLINKS", "0"),
-        replace("runner/host/paths.py", "", "not _is_roots_own(done, status)", "False"),
+        replace("runner/kernel/file_calls.py", "", "_NO_MAGICLINKS | _NO_SYMLINKS", "0"),
+        replace("runner/host/shown_paths.py", "", "not _is_roots_own(done, status)", "False"),
         _PIN,
     )),
     Mutation("mount_ns: /proc", _FILESYSTEM, (
@@ -245,7 +248,7 @@ MUTATIONS = (
     # finds one without both.
     Mutation("no_new_privs", _escapes("posture.py::test_a_program_that_lives_is_behind_the_same_layers"), (
         drop(_PRIVILEGES, "give_up_all", "kernel.set_no_new_privs"),
-        replace(_PRIVILEGES, "give_up_all", "kernel.clear_capabilities(do)", "kernel.clear_capabilities(do, but=_CAP_SYS_ADMIN)"),
+        replace(_PRIVILEGES, "give_up_all", "kernel.clear_capabilities(do, but)", "kernel.clear_capabilities(do, (_CAP_SYS_ADMIN,))"),
     )),
     Mutation("undumpable init", _POSTURE, (drop(_PRIVILEGES, "make_undumpable", "kernel.set_dumpable"),)),
     Mutation("an init's filter", _POSTURE, (drop(_INITS, "Nursery.serve", "kernel.install_seccomp_filter"),)),
@@ -253,32 +256,38 @@ MUTATIONS = (
     Mutation("rlimits", _LIMITS, (replace(_ENTER, "_limit_resources", "rlimits", "()"),)),
     Mutation("seccomp", _escapes("seccomp.py"), (
         replace(
-            "policies/seccomp.py", "", "_LOAD_NUMBER + _SKIP_UNLESS_NEWER + _RETURN_ENOSYS + _export(program)",
-            "_BPF.pack(6, 0, 0, 0x7FFF0000)",
+            "policies/compiling/seccomp.py", "", "with_ranges(_export(program), NEWEST_NUMBER, _RETURN_ENOSYS)",
+            "(6).to_bytes(4, 'little') + (0x7FFF0000).to_bytes(4, 'little')",
         ),
     )),
-    Mutation("listener", _escapes("listener.py"), (replace("policies/compile.py", "", '"listener" in layers', "False"),)),
-    Mutation("landlock", _escapes("landlock.py"), (drop(_ENTER, "confinement", "_fence_paths"),)),
+    Mutation("listener", _escapes("listener.py"), (replace("policies/compiling/compile.py", "", '"listener" in layers', "False"),)),
+    Mutation("landlock", _escapes("landlock.py"), (drop(_ENTER, "confinement", "fence_paths"),)),
     Mutation("cgroups", _LIMITS, (drop(_ENTER, "_join_cgroups", 'do.call("write", tasks, b"0", 1, about="the cgroup\'s tasks")'),)),
     Mutation("descriptor sweep", _escapes("descriptors.py"), (drop(_ENTER, "_keep_only", "do.keep_only"),)),
     Mutation("environment", _ENVIRONMENT, (_EMPTY_ENVIRONMENT,)),
     Mutation("environment, and that of the program", _ENVIRONMENT, (
         _EMPTY_ENVIRONMENT, drop("runner/cell/interpreter.py", "prepare", "os.environ.clear"),
     )),
-    Mutation("start-up variables", _escapes("start_up.py"), (replace("runner/cell/programs.py", "", "self._language.start_up", "()"),)),
+    Mutation("start-up variables", _escapes("start_up.py"), (replace("runner/cell/guest_frames.py", "", "self._language.start_up", "()"),)),
     Mutation("size of the workspace", _LIMITS, (drop_item(_ENTER, "_mount_tmpfs", "size"),)),
     Mutation("inodes of the workspace", _LIMITS, (replace(_ENTER, "_mount_tmpfs", "str(tmpfs.inodes)", "'0'"),)),
-    Mutation("cap on record locks", _OBJECTS, (replace("runner/watching/locks.py", "_answer_record_lock", "not self._has_room()", "False"),)),
-    Mutation("no locks on what may only be read", _OBJECTS, (replace("runner/watching/locks.py", "_is_read_only", "os.statvfs(file).f_flag & os.ST_RDONLY", "False"),)),
-    Mutation("cgroup_sockets", _OBJECTS, (drop("runner/cgroups/v1.py", "_set", 'write(f"{memory}/{_SOCKET_LIMIT}", str(caps.socket_bytes))'),)),
-    Mutation("no memfd_create without a memory cgroup", _OBJECTS, (replace("policies/compile.py", "", '"cgroup_memory" not in layers', "False"),)),
+    Mutation("cap on record locks", _OBJECTS, (replace("runner/listening/locks.py", "_answer_record_lock", "not self._has_room()", "False"),)),
+    Mutation("no locks on what may only be read", _OBJECTS, (replace("runner/listening/locks.py", "_is_read_only", "os.statvfs(file).f_flag & os.ST_RDONLY", "False"),)),
+    Mutation("count of netlink sockets", _OBJECTS, (replace("runner/listening/interfaces.py", "", "next(int(line.split()[2]) for line in file if line.startswith(b'NETLINK '))", "0"),)),
+    Mutation("limits of init", _LIMITS, (replace("runner/listening/cell_listener.py", "", "number in ids_of(thread)", "True"),)),
+    Mutation("interfaces of the cell alone", _escapes("descriptors.py"), (replace("runner/listening/cell_listener.py", "", "interfaces.answer_request(self._descriptor, notification)", "self._let_go_on(notification)"),)),
+    Mutation("watches of the cell's own files alone", _escapes("file_watching.py"), (replace("runner/listening/cell_listener.py", "", "self._file_watches().answer(notification)", "self._let_go_on(notification)"),)),
+    Mutation("protected paths", _escapes("protected.py"), (replace("policies/compiling/compile.py", "", 'table.guarded if policy.filesystem.protected else ()', "()"),)),
+    Mutation("guarded calls never go on", _escapes("protected.py"), (replace("runner/listening/cell_listener.py", "Listener._on_guarded", "self._guarded.answer(notification)", "self._let_go_on(notification)"),)),
+    Mutation("cgroup_sockets", _OBJECTS, (drop("runner/cgroups/v1.py", "_prepare", 'write(f"{memory}/{_SOCKET_LIMIT}", str(caps.socket_bytes))'),)),
+    Mutation("no memfd_create without a memory cgroup", _OBJECTS, (replace("policies/compiling/compile.py", "", '"cgroup_memory" not in layers', "False"),)),
     Mutation("wall time", ("tests/harness/test_every_limit.py::test_in_one_call[wall_seconds]",), (drop("runner/watching/supervision.py", "_on_wall_time", "self._end_or_interrupt"),)),
     Mutation("output cap", _LIMITS, (
-        replace("runner/watching/supervision.py", "_reader", "sum(each.total_bytes for each in self._captures) > self._limits.output_total_bytes", "False"),
+        replace("runner/watching/supervision.py", "_reader", "total > self._limits.output_total_bytes", "False"),
     )),
     Mutation("killing at the end of a session", _SUPERVISION, (
         # The last resort ends the launcher, and so the cell.
-        *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL, drop(_CUSTODY, "retire", "self._origin.give_up"),
+        *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL, drop(_CUSTODY, "retire", "self.origin.give_up"),
     )),
     Mutation("killing at the end", _SUPERVISION, (
         drop("runner/supervisor.py", "", "held.cell.kill_init"), *_KILLED_AT_RETIREMENT, _KILLED_ON_DISPOSAL,
@@ -354,12 +363,16 @@ class Table(NamedTuple):
 
 def tables() -> tuple[Table, ...]:
     """Return every table: of the layers of a cell, of the way out by name, and of readers on the host."""
-    from tests.egress_mutations import EGRESS  # which is made of mutations
+    from tests.allowed_mutations import ALLOWED  # it is made of mutations, like the others
+    from tests.cgroup_mutations import USED_CGROUPS
+    from tests.egress_mutations import EGRESS
+    from tests.image_mutations import IMAGES
     from tests.reader_mutations import READERS
 
     return (
         Table("mutations", MUTATIONS, True), Table("egress mutations", EGRESS, False),
-        Table("reader mutations", READERS, False),
+        Table("mutations of what is allowed", ALLOWED, False), Table("reader mutations", READERS, False),
+        Table("cgroup mutations", USED_CGROUPS, False), Table("image mutations", IMAGES, False),
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import PauseSettings, Sandbox, Session
-from cellwright.runner.cells import pid_of
+from cellwright import HostSettings, PauseSettings, Sandbox, Session
+from cellwright.runner.cells.cell import pid_of
 from cellwright.testing import inspect
 from tests.conftest import SHARED, policy_named
 from tests.escapes.live_cell import NAMESPACES, status
@@ -16,11 +16,13 @@ from tests.escapes.test_payloads import (
     ENDED,
     NEEDS,
     OWN,
+    PROTECTED,
     UNCOUNTED,
     Host,
     case_of,
     left_of_payloads,
     policy_for,
+    protecting,
     settings_for,
     verdict_of,
 )
@@ -54,7 +56,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def guest_of(session: Session) -> int:
-    return pid_of(session._cell._held.cell.guest)  # type: ignore[attr-defined]
+    return pid_of(session.cell._held.cell.guest)  # type: ignore[attr-defined]
 
 
 def seen_from_outside(session: Session) -> dict[str, object]:
@@ -96,7 +98,9 @@ def test_a_branch_is_confined_as_a_fresh_session_is(sandbox: Sandbox) -> None:
 def test_a_resumed_session_is_confined_as_a_fresh_one_is(tmp_path: Path, pausable: bool) -> None:
     policy, settings = policy_named("standard"), PauseSettings(tmp_path)
     with (
-        Sandbox(policy=policy, pool=2, pauses=settings, pausable=pausable) as box,
+        Sandbox(
+            policy=policy, pool=2, host=HostSettings(pauses=settings, pausable=pausable)
+        ) as box,
         box.session() as source,
         box.session() as fresh,
     ):
@@ -271,6 +275,17 @@ def _parameter(payload: Path) -> object:
 @pytest.mark.parametrize("payload", [_parameter(each) for each in PAYLOADS])
 def test_a_payload_stays_inside_a_branch(attacked: Sandbox, host: Host, payload: Path) -> None:
     """As the first request of a branch; the source, a sibling and the launcher outlive it."""
+    case = case_of(payload)
+    if patterns := PROTECTED.get(case):
+        with protecting(attacked.policy, patterns) as protected:
+            attack_a_branch(protected, payload, host)
+    else:
+        attack_a_branch(attacked, payload, host)
+    assert host.connections() == 0
+    assert host.process.poll() is None
+
+
+def attack_a_branch(attacked: Sandbox, payload: Path, host: Host) -> None:
     case, launcher = case_of(payload), inspect(attacked).supervisor.generation
     header = f"import os; os.environ.update({settings_for(attacked)!r})\n"
     with attacked.session() as source:
@@ -290,5 +305,3 @@ def test_a_payload_stays_inside_a_branch(attacked: Sandbox, host: Host, payload:
                 assert each.execute(UNTOUCHED).value == [1, "mine", ["kept"]]
     assert left_of_payloads(attacked) == []
     assert inspect(attacked).supervisor.generation is launcher
-    assert host.connections() == 0
-    assert host.process.poll() is None

@@ -15,14 +15,15 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import FilePermission, PermissionSet, PolicyError, Sandbox
-from cellwright.harness.cli.learn import learn
-from cellwright.harness.sandbox.permissions import policy_of
-from cellwright.policies.compile import compile_policy
-from cellwright.policies.host import SOCKETS_ABI, Host
+from cellwright.harness.cli.running.learn import learn
+from cellwright.harness.sandbox.faces.permissions import policy_of
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import SOCKETS_ABI, Host
+from cellwright.policies.compiling.syscalls import UNIX_SOCKETS
 from cellwright.policies.policy import Filesystem, Policy, Processes, Python, Syscalls
-from cellwright.policies.syscalls import UNIX_SOCKETS
 from cellwright.runner.kernel import landlock
 from cellwright.runner.kernel.steps import Steps
+from cellwright.runner.launcher import views
 from tests.conftest import policy_named
 from tests.escapes.without import errno_of, sandbox_with_plan
 from tests.runner.test_ordinary_user import as_user, readable
@@ -351,3 +352,28 @@ def test_directories_of_packages_do_not_count(places: Places) -> None:
     policy = replace(policy_named("standard"), python=python)
     with Sandbox(policy=policy, pool=0) as sandbox:
         assert sandbox.execute(OWN).value == "own"
+
+
+def test_few_entries_of_a_toolchain_are_looked_at_for_pipes(tmp_path: Path) -> None:
+    """A toolchain of 100,000 files would take longer than the launch; the nearest pipes are found."""
+    for number in range(30):
+        (tmp_path / f"lib{number}").mkdir()
+        for each in range(100):
+            (tmp_path / f"lib{number}/{each}").touch()
+    listed: list[str] = []
+    look = views._listed
+
+    def note(root: int, path: str, most: int) -> list[tuple[str, int]]:
+        listed.append(path)
+        return look(root, path, most)
+
+    root = os.open("/", os.O_PATH)
+    try:
+        for of_programs in (True, False):
+            listed.clear()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(views, "_listed", note)
+                views.cover_pipes(root, str(tmp_path), of_programs=of_programs)
+            assert (len(listed) < 12) == of_programs
+    finally:
+        os.close(root)

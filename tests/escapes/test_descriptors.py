@@ -1,11 +1,16 @@
 """The sweep: nothing that anybody had open crosses into a cell."""
 
+import errno
 import os
+import socket
 
 import msgspec
 import pytest
 
 from cellwright import Sandbox
+from cellwright.runner import channel
+from cellwright.runner.kernel import notifications
+from cellwright.runner.listening import interfaces
 from tests.conftest import policy_named
 
 LIST = "import os\n{n: os.readlink(f'/proc/self/fd/{n}').split(':')[0] for n in os.listdir('/proc/self/fd') if os.path.lexists(f'/proc/self/fd/{n}')}"
@@ -77,3 +82,44 @@ def test_the_control_channel_takes_no_descriptors(strict: Sandbox, standard: San
     standard.execute(code)
     standard.settle()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+_NAME_IN_HOST = """
+import os, socket
+control = socket.socket(fileno=os.dup(3))
+try: control.bind(b"\\0cellwright-test"); seen = 0
+except OSError as error: seen = error.errno
+seen
+"""
+
+
+def test_the_control_channel_takes_no_name_in_the_network_namespace_of_the_host(
+    standard: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert standard.execute(_NAME_IN_HOST).value == errno.EINVAL
+    monkeypatch.setattr(channel, "name_for_good", lambda _: None)
+    with Sandbox(policy=policy_named("standard"), pool=0) as without:
+        assert without.execute(_NAME_IN_HOST).value == 0
+
+
+_INTERFACES = """
+import fcntl, struct
+def ask(request, words):
+    try: return fcntl.ioctl(3, request, words.ljust(40, bytes(1)))[:16].rstrip(bytes(1)).decode()
+    except OSError as error: return error.errno
+names = {ask(0x8910, struct.pack("=16si", b"", number)) for number in range(1, 9)}
+[sorted(map(str, names)), [ask(request, b"eth0") for request in (0x8912, 0x8913, 0x8915, 0x8919, 0x891B, 0x8921, 0x8927, 0x8933, 0x8946)]]
+"""
+
+
+def test_the_control_channel_tells_no_interface_of_the_host(
+    workshop: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel answers SIOCGIF* for the namespace in which a socket was made."""
+    unknown = errno.ENODEV
+    names, answers = workshop.execute(_INTERFACES).value
+    assert names == [str(unknown), "lo"]
+    assert answers == ["(", *[unknown] * 8]  # a list of one, which is lo: 40 bytes
+    monkeypatch.setattr(interfaces, "answer_request", notifications.let_go_on)
+    names, _ = workshop.execute(_INTERFACES).value
+    assert set(names) >= {name for number, name in socket.if_nameindex() if number < 9}

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from cellwright import BusyError, PauseError, PauseSettings, Sandbox, Session, SessionSettings
-from cellwright.harness.sandbox.pausing import pausing
-from cellwright.harness.sandbox.pausing.pausing import Pausing
-from cellwright.harness.sandbox.pausing.state_file import PauseToken
+from cellwright import BusyError, HostSettings, PauseSettings, Sandbox, Session, SessionSettings
+from cellwright.errors import PauseError
+from cellwright.harness.sandbox.sessions import pausing
+from cellwright.harness.sandbox.sessions.pausing import Pausing
+from cellwright.harness.sandbox.sessions.state_file import PauseToken
 from tests.conftest import policy_named, soon
 from tests.harness.test_branching import value
 from tests.harness.test_idle_pauses import pause, states
@@ -54,7 +55,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sandbox(directory: Path) -> Iterator[Sandbox]:
     limits = SessionSettings(pause_seconds=1_000_000.0)
     settings = PauseSettings(directory, most_bytes=MOST)
-    with Sandbox(policy=policy_named("standard"), pool=1, sessions=limits, pauses=settings) as box:
+    with Sandbox(
+        policy=policy_named("standard"), pool=1, sessions=limits, host=HostSettings(pauses=settings)
+    ) as box:
         yield box
 
 
@@ -72,9 +75,9 @@ def why_not(session: Session) -> str:
 
 
 def _why_not(session: Session) -> str:
-    returning = session._returning  # type: ignore[attr-defined]
+    life = session._life  # type: ignore[attr-defined]
     try:
-        with returning._pausing().kept(returning.here, is_use=False):
+        with life._services.pausing().kept(life.pausable(), is_use=False):
             raise ZeroDivisionError  # so that it goes on
     except ZeroDivisionError:
         return ""
@@ -152,22 +155,24 @@ def test_a_guest_that_stands_still_harms_only_itself(sandbox: Sandbox) -> None:
 
 def test_a_storm_reads_two_states_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, now, most = threading.Lock(), [0], [0]
-    resume = Pausing._resume
+    restore = Pausing.restore
 
     def counted(*given: Any) -> Any:
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
         try:
-            return resume(*given)
+            return restore(*given)
         finally:
             with lock:
                 now[0] -= 1
 
-    monkeypatch.setattr(Pausing, "_resume", counted)
+    monkeypatch.setattr(Pausing, "restore", counted)
     limits = SessionSettings(alive=20, pause_seconds=1_000_000.0)
     settings = PauseSettings(tmp_path)
-    with Sandbox(policy=policy_named("strict"), pool=1, sessions=limits, pauses=settings) as box:
+    with Sandbox(
+        policy=policy_named("strict"), pool=1, sessions=limits, host=HostSettings(pauses=settings)
+    ) as box:
         sessions = [box.session() for _ in range(12)]
         for number, each in enumerate(sessions):
             each.execute(f"x = {number}")
@@ -188,7 +193,7 @@ def test_a_token_is_neither_guessed_nor_shared(sandbox: Sandbox, directory: Path
             for use in (sandbox.resume, sandbox.discard):
                 with pytest.raises(PauseError, match="was changed"):
                     use(guessed)
-        real = session._returning._kept.token  # type: ignore[attr-defined]
+        real = session._life._paused.kept.token  # type: ignore[attr-defined]
         with pytest.raises(PauseError, match="a session of its id lives"):
             sandbox.resume(real)
         assert real not in repr(session)

@@ -8,7 +8,6 @@ import json
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,6 @@ from tests.escapes.without import sandbox_with_plan
 CANARY = "secret of the host"
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=2) as box:
-        yield box
-
-
-@pytest.fixture
-def session(sandbox: Sandbox) -> Iterator[Session]:
-    with sandbox.session() as opened:
-        yield opened
-
-
 @pytest.fixture
 def secret(tmp_path: Path) -> Path:
     (tmp_path / "secret").write_text(CANARY)
@@ -39,7 +26,7 @@ def secret(tmp_path: Path) -> Path:
 
 
 def workspace_of(session: Session) -> int:
-    return session._cell._held.cell.workspace
+    return session.cell._held.cell.workspace
 
 
 def read_as_anybody(session: Session, name: str) -> bytes:

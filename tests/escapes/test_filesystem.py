@@ -3,12 +3,13 @@
 import errno
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cellwright import Sandbox
 from cellwright.policies.plan import Bind
 from cellwright.policies.policy import Filesystem, Processes
-from tests.conftest import policy_named
+from tests.conftest import policy_named, with_limits
 from tests.escapes.without import errno_of, sandbox_with_plan
 
 HOST_FILES = ["/etc/shadow", "/etc/hostname", "/etc/machine-id", "/proc/kcore", "/proc/sys/kernel/core_pattern",
@@ -38,6 +39,66 @@ def test_a_shown_file_can_be_read_and_not_written(tmp_path: Path) -> None:
         assert (tmp_path / "new").exists()
 
 
+SET_UID = """
+import os
+found = {{}}
+def attempt(name, make):
+    try:
+        make(f"{place}/{{name}}")
+    except OSError as refused:
+        found[name] = refused.errno
+    else:
+        found[name] = oct(os.stat(f"{place}/{{name}}").st_mode)
+def opened(path, mode=0o755, flags=os.O_CREAT | os.O_WRONLY):
+    return os.open(path, flags, mode)
+os.umask(0)
+attempt("chmod", lambda path: (opened(path), os.chmod(path, 0o4755)))
+attempt("fchmod", lambda path: os.fchmod(opened(path), 0o4755))
+attempt("open", lambda path: opened(path, 0o4755))
+attempt("open with S_ISGID", lambda path: opened(path, 0o2755))
+attempt("mknod", lambda path: os.mknod(path, 0o104755))
+attempt("nameless", lambda path: os.link(
+    str(opened({place!r}, 0o4755, os.O_TMPFILE | os.O_RDWR)), path, src_dir_fd=os.open("/proc/self/fd", 0)
+))
+attempt("nameless, without a right", lambda path: os.link(
+    str(opened({place!r}, 0o4755, os.O_TMPFILE | os.O_ACCMODE)), path, src_dir_fd=os.open("/proc/self/fd", 0)
+))
+attempt("plain", lambda path: (opened(path), os.chmod(path, 0o755)))
+attempt("directory", lambda path: (os.mkdir(path), os.chmod(path, 0o2755)))
+found
+"""
+
+
+@pytest.mark.parametrize("protected", [(), ("/keep",)])
+def test_no_program_is_left_set_uid_where_cells_write_to_the_host(
+    tmp_path: Path, protected: tuple[str, ...]
+) -> None:
+    """It would give every user of the host the rights of its owner.  In /workspace of a cell that writes
+    to no path of the host each attempt succeeds."""
+    tmp_path.chmod(0o777)
+    tmp_path.parent.chmod(0o755)
+    strict = policy_named("strict")
+    with Sandbox(policy=strict, pool=0) as sandbox:
+        alone = sandbox.execute(SET_UID.format(place="/workspace")).value
+    names = {
+        "chmod",
+        "fchmod",
+        "open",
+        "open with S_ISGID",
+        "mknod",
+        "nameless",
+        "nameless, without a right",
+    }
+    assert {alone[name] for name in names} == {"0o104755", "0o102755"}, alone
+    files = Filesystem(write=(str(tmp_path),), protected=tuple(f"{tmp_path}{p}" for p in protected))
+    policy = msgspec.structs.replace(strict, filesystem=files)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        beside = sandbox.execute(SET_UID.format(place=str(tmp_path))).value
+    assert {name: beside[name] for name in names} == dict.fromkeys(names, errno.EPERM)
+    assert (beside["plain"], beside["directory"]) == ("0o100755", "0o42755")
+    assert not any(each.stat().st_mode & 0o6000 for each in tmp_path.rglob("*") if each.is_file())
+
+
 def test_a_link_out_of_a_shown_directory_leads_nowhere(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "link").symlink_to("/etc/shadow")
@@ -52,6 +113,28 @@ def test_a_workspace_is_fresh_every_time(strict: Sandbox) -> None:
     assert strict.execute(plant).ok
     look = "import os; os.listdir('/workspace') + os.listdir('/tmp')"
     assert strict.execute(look).value == []
+
+
+def test_directories_of_its_own_are_fresh_writable_and_bounded() -> None:
+    files = Filesystem(own=("/logs", "/srv/tests"))
+    policy = with_limits(policy_named("strict", filesystem=files), workspace_bytes=2**20)
+    plant = (
+        "open('/logs/x', 'w').write('1'); open('/srv/tests/x', 'w').close(); open('/logs/x').read()"
+    )
+    with Sandbox(policy=policy) as sandbox:
+        done = sandbox.execute(plant)
+        assert (done.value, done.violations) == ("1", ())
+        look = "import os; os.listdir('/logs') + os.listdir('/srv/tests')"
+        assert sandbox.execute(look).value == []
+        fill = errno_of("open('/logs/x', 'wb').write(bytes(2 << 20))")
+        assert sandbox.execute(fill).value == errno.ENOSPC
+        above = sandbox.execute(errno_of("open('/srv/x', 'w')"))
+        assert above.value in (errno.EROFS, errno.EACCES)
+        with sandbox.session() as session:
+            session.execute("open('/logs/kept', 'w').write('2')")
+            (branch,) = session.branch(replay=False)
+            with branch:
+                assert branch.execute("open('/logs/kept').read()").value == "2"
 
 
 def test_the_root_cannot_be_written(standard: Sandbox) -> None:

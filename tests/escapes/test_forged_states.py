@@ -14,14 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellwright import PauseError, PauseSettings, Sandbox, SessionLost
-from cellwright.harness.sandbox.pausing import state_file
-from cellwright.harness.sandbox.pausing.pausing import PausedSession
-from cellwright.harness.sandbox.pausing.state_file import FILES, HEADER, MEMORY, PauseToken
-from cellwright.runner.branching.kept import KeptMemory, KeptReader, PageRun
-from cellwright.runner.branching.machine import machine
-from cellwright.runner.branching.pages import PAGE_BYTES
-from cellwright.runner.branching.state import OpenFile
+from cellwright import HostSettings, PauseSettings, Sandbox, SessionLost
+from cellwright.errors import PauseError
+from cellwright.harness.sandbox.sessions import state_file
+from cellwright.harness.sandbox.sessions.pausing import PausedSession
+from cellwright.harness.sandbox.sessions.state_file import FILES, HEADER, MEMORY, PauseToken
+from cellwright.runner.branching.copying import PAGE_BYTES
+from cellwright.runner.branching.keeping import KeptMemory, KeptReader, PageRun
+from cellwright.runner.branching.kernel_state import OpenFile
+from cellwright.runner.branching.traced import machine
 from tests.conftest import policy_named
 from tests.escapes.test_branches import seen_from_outside
 
@@ -56,7 +57,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sandbox(directory: Path) -> Iterator[Sandbox]:
     settings = PauseSettings(directory)
-    with Sandbox(policy=policy_named("standard"), pool=2, pauses=settings) as box:
+    with Sandbox(
+        policy=policy_named("standard"), pool=2, host=HostSettings(pauses=settings)
+    ) as box:
         yield box
 
 

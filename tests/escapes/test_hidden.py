@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import FilePermission, PermissionLevel, PermissionSet, PolicyError, Sandbox
-from cellwright.harness.sandbox.permissions import policy_of
+from cellwright.harness.sandbox.faces.permissions import policy_of
 from cellwright.policies.errors import SessionLost
 from cellwright.policies.policy import Filesystem, Policy
-from cellwright.runner.covers import Covers
+from cellwright.runner.launching.covers import Covers
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import errno_of, sandbox_with_plan

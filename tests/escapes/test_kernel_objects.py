@@ -13,12 +13,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cellwright import Sandbox, SandboxStatus
+from cellwright import HostSettings, Sandbox, SandboxStatus
 from cellwright.policies.policy import MIB, Filesystem, Policy
-from cellwright.runner import backlogs, cells
-from cellwright.runner.watching import locks, supervision
+from cellwright.runner.cells import cell
+from cellwright.runner.cells import cell as cells
+from cellwright.runner.kernel.notifications import Notification
+from cellwright.runner.listening import interfaces, locks
+from cellwright.runner.listening.cell_listener import Listener
+from cellwright.runner.watching import supervision
 from tests.conftest import OPTIONAL, policy_named, soon, with_limits
-from tests.escapes.without import by_number
+from tests.escapes.without import ALLOW_EVERYTHING, by_number, sandbox_with_plan
 
 pytestmark = pytest.mark.skipif("listener" in OPTIONAL, reason="the listener counts the locks")
 
@@ -203,7 +207,7 @@ for _ in range(4):
     before = len(os.listdir("/proc/self/fd"))
     assert standard.execute(program).status is SandboxStatus.COMPLETED
     standard.settle()
-    assert len(os.listdir("/proc/self/fd")) <= before + 64  # of parked cells
+    assert len(os.listdir("/proc/self/fd")) <= before + 64  # allowance for parked cells
 
 
 # Files of the host
@@ -381,7 +385,7 @@ def test_unaccepted_connections_are_bounded(
     )
     result = standard.execute(program)
     assert (result.status, result.reason) == (SandboxStatus.KILLED, "memory"), result.error
-    monkeypatch.setattr(backlogs.Backlogs, "are_too_long", lambda self: False)
+    monkeypatch.setattr(cell.Backlogs, "are_too_long", lambda self: False)
     program = _UNACCEPTED.format(family=family, host=host) + "kept = fill(20, 12_000)\nlen(kept)"
     without = standard.execute(program)
     assert without.value > 2, without.error  # of 4,000 each; 2,048 may wait
@@ -425,7 +429,7 @@ def test_the_tables_of_sockets_are_read_only_if_there_are_any(standard: Sandbox)
     """To read one to its end, the kernel looks at the sockets of the whole host."""
     with standard.session() as session:
         session.execute("import socket")
-        cell = session._cell._held.cell
+        cell = session.cell._held.cell
         counts = {"sockstat", "sockstat6"}
         assert files_of_sockets_read_by(cell.has_exceeded) == counts
         session.execute("one = socket.socket(); one.bind(('127.0.0.1', 0)); one.listen()")
@@ -479,8 +483,8 @@ threading.Timer(1, go.set).start()
     )
     with standard.session() as session:
         assert session.execute(later).status is SandboxStatus.COMPLETED
-        assert soon(lambda: bool(session._cell.lost))
-        assert "memory" in session._cell.lost
+        assert soon(lambda: bool(session.cell.lost))
+        assert "memory" in session.cell.lost
 
 
 def test_a_server_may_have_hundreds_of_connections_waiting(standard: Sandbox) -> None:
@@ -509,8 +513,8 @@ def test_what_tcp_holds_counts_between_two_requests_too() -> None:
     policy = with_limits(policy_named("standard"), memory_bytes=128 * MIB)
     with Sandbox(policy=policy, pool=0) as box, box.session() as session:
         assert session.execute(_LATER + _SOCKETS).status is SandboxStatus.COMPLETED
-        assert soon(lambda: bool(session._cell.lost))
-        assert "memory" in session._cell.lost
+        assert soon(lambda: bool(session.cell.lost))
+        assert "memory" in session.cell.lost
 
 
 _DATAGRAMS = """
@@ -552,8 +556,136 @@ def test_a_memfd_is_refused_where_no_cgroup_counts_it() -> None:
         "import os\ntry: os.memfd_create('a'); e = 0\nexcept OSError as error: e = error.errno\ne"
     )
     policy = Policy(optional_layers=tuple(dict.fromkeys((*OPTIONAL, *caps))))
-    with Sandbox(policy=policy, cgroup_root="/nonexistent", pool=0) as box:
+    with Sandbox(policy=policy, pool=0, host=HostSettings(cgroup_root="/nonexistent")) as box:
         assert "cgroup_memory" not in box.layers
         result = box.execute(attempt)
     assert result.value == errno.EPERM
     assert [each.syscall for each in result.violations] == ["memfd_create"]
+
+
+@pytest.mark.parametrize("call", ["shmget", "semget"])
+def test_system_v_objects_are_refused_where_no_cgroup_counts_them(
+    standard: Sandbox, call: str
+) -> None:
+    attempt = f"import ctypes\nc = ctypes.CDLL(None, use_errno=True)\nc.{call}(0, 1, 0o1600) >= 0 or ctypes.get_errno()"
+    assert standard.execute(attempt).value is True
+    caps = ("cgroup_memory", "cgroup_cpu", "cgroup_pids")
+    policy = policy_named("standard")
+    optional = tuple(dict.fromkeys((*policy.optional_layers, *caps)))
+    policy = msgspec.structs.replace(policy, optional_layers=optional)
+    with Sandbox(policy=policy, pool=0, host=HostSettings(cgroup_root="/nonexistent")) as box:
+        result = box.execute(attempt)
+    assert result.value == errno.EPERM
+    (seen,) = result.violations
+    assert (seen.syscall, seen.rule) == (call, "seccomp: needs a memory cgroup")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "answer"),
+    [
+        ("c.shmctl(c.shmget(0, 4096, 0o1600), 11, None)", errno.EPERM),
+        ("c.shmget(0, 1 << 21, 0o5600)", errno.ENOMEM),
+        ("c.msgget(0, 0o1600)", errno.ENOSYS),
+    ],
+    ids=["SHM_LOCK", "SHM_HUGETLB", "queue"],
+)
+def test_what_no_cgroup_of_the_cell_counts_of_system_v_is_refused(
+    standard: Sandbox, attempt: str, answer: int
+) -> None:
+    """RLIMIT_MEMLOCK of segments is one for all cells of a user; huge pages are a pool of the host's."""
+    code = f"import ctypes\nc = ctypes.CDLL(None, use_errno=True)\n[{attempt}, ctypes.get_errno()]"
+    assert standard.execute(code).value == [-1, answer]
+
+
+_ATTRIBUTES = r"""
+import os, struct
+open("f", "w").close()
+entry = struct.Struct("<HHI").pack
+others = b"".join(entry(tag, 6, 2**32 - 1) for tag in (4, 16, 32))
+def access_list(size):
+    named = entry(2, 6, os.getuid()) * max(0, size // 8 - 4)
+    return (struct.pack("<I", 2) + entry(1, 6, 2**32 - 1) + named + others).ljust(size, b"x")[:size]
+def answer(name, value):
+    try: os.setxattr("f", name, value)
+    except OSError as error: return error.errno
+sizes = range(256, 1100)
+lists = [[size % 8 for size in sizes if answer("system.posix_acl_access", access_list(size)) is None]]
+own = [size % 8 for size in sizes if answer("user.own", bytes(size)) is None]
+[answer("system.posix_acl_access", access_list(252)), sorted(set(*lists)), sorted(set(own)), answer("user.own", bytes(2**16))]
+"""
+
+
+def test_access_lists_end_below_256_bytes_and_user_attributes_do_not(
+    strict: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No cgroup is charged for an access list.  All have a size that the filter can tell from others."""
+    assert strict.execute(_ATTRIBUTES).value == [None, [], [0, 1, 2, 3, 5, 6, 7], None]
+    policy = policy_named("strict")
+    with sandbox_with_plan(monkeypatch, policy, guest_filter=ALLOW_EVERYTHING) as sandbox:
+        assert sandbox.execute(_ATTRIBUTES).value == [None, [4], [*range(8)], None]
+
+
+_NETLINK = """
+import errno, socket
+kept, told = [], 0
+for number in range(100):
+    try: kept.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+    except OSError as error: told = error.errno
+found = [len(kept), told]
+kept.pop().close()
+kept.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+found
+"""
+
+
+def test_netlink_sockets_are_few_at_a_time(standard: Sandbox) -> None:
+    """They are counted when they are made: one that has no address yet is in no table of sockets."""
+    result = standard.execute(_NETLINK)
+    assert result.value == [interfaces._MOST, errno.ENOBUFS]
+    assert result.violations[0].rule == interfaces.TOO_MANY
+
+
+_AT_ONCE = """
+import socket, threading
+kept = []
+def one():
+    try: kept.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+    except OSError: pass
+threads = [threading.Thread(target=one) for _ in range(40)]
+for each in threads: each.start()
+for each in threads: each.join()
+len(kept)
+"""
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_netlink_sockets_are_no_more_where_many_threads_ask_at_once(
+    standard: Sandbox, monkeypatch: pytest.MonkeyPatch, is_counted: bool
+) -> None:
+    """A thread that gets no turn makes its socket long after the answer, as all do here."""
+    held: list[Notification] = []
+    asked: list[int] = []
+    answer, count = Listener._answer_netlink, interfaces._count
+
+    def decide(listener: Listener, notification: Notification) -> None:
+        vars(listener)["_let_go_on"] = held.append
+        answer(listener, notification)
+        del vars(listener)["_let_go_on"]
+        asked.append(notification.thread)
+        if len(asked) == 40:
+            for each in held:
+                listener._let_go_on(each)
+
+    monkeypatch.setattr(Listener, "_answer_netlink", decide)
+    if not is_counted:
+        monkeypatch.setattr(
+            interfaces.NetlinkSockets, "may_have_another", lambda _, thread, __: count(thread) < 16
+        )
+    assert standard.execute(_AT_ONCE).value == (16 if is_counted else 40)
+
+
+def test_without_the_count_there_are_as_many_netlink_sockets_as_are_asked_for(
+    standard: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interfaces, "_MOST", 1000)
+    assert standard.execute(_NETLINK).value == [100, 0]

@@ -27,3 +27,18 @@ def test_without_its_rules_not_even_the_workspace_can_be_written(
     """Rules allow; nothing else does."""
     with sandbox_with_plan(monkeypatch, policy_named("strict"), path_rules=()) as sandbox:
         assert sandbox.execute(errno_of("open('/workspace/x', 'w')")).value == errno.EACCES
+
+
+@pytest.mark.parametrize("device", ["null", "zero", "full"])
+def test_a_device_without_requests_says_itself_that_it_is_no_terminal(
+    strict: Sandbox, device: str
+) -> None:
+    """As outside: programs ask whether their input, /dev/null, is a terminal."""
+    code = f"""
+import fcntl, termios
+def ask(request):
+    try: fcntl.ioctl(open("/dev/{device}", "rb", 0), request, b" " * 64)
+    except OSError as error: return error.errno
+[ask(request) for request in (termios.TCGETS, termios.TIOCGWINSZ)]
+"""
+    assert strict.execute(code).value == [errno.ENOTTY] * 2

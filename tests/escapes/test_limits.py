@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
+from cellwright.runner.listening.cell_listener import Listener
 from tests.conftest import policy_named
 from tests.escapes.without import errno_of
 
@@ -96,3 +97,18 @@ def test_many_files_together_are_no_larger_than_the_workspace(strict: Sandbox, p
         "written, code"
     )
     assert strict.execute(code).value == [60, "ENOSPC"]
+
+
+_LIMITS_OF_INIT = """
+import resource
+try: resource.prlimit(1, resource.RLIMIT_NOFILE, (9, 9)); refused = 0
+except OSError as error: refused = error.errno
+refused
+"""
+
+
+def test_no_guest_sets_the_limits_of_init(strict: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel permits it, since init has the same id."""
+    assert strict.execute(_LIMITS_OF_INIT).value == errno.EPERM
+    monkeypatch.setattr(Listener, "_answer_limits", Listener._let_go_on)
+    assert strict.execute(_LIMITS_OF_INIT).value == 0

@@ -8,17 +8,17 @@ import pytest
 
 from cellwright import Sandbox, SandboxResult
 from cellwright.policies.policy import Policy
-from cellwright.runner import launch
-from tests.conftest import OPTIONAL, policy_named
+from tests.conftest import policy_named
 from tests.escapes.without import (
     ALLOW_EVERYTHING,
     by_number,
     errno_of,
     errno_of_call,
     sandbox_with_plan,
+    without_listener,
 )
 
-# what is attempted: the call, its arguments in words, the errno it answers
+# fields of an attempt: the call, its arguments in words, the returned errno
 ATTEMPTS = {
     "socket": (
         errno_of("socket.socket()", "import socket"),
@@ -79,14 +79,7 @@ def test_an_attempt_is_refused_and_noted(
 def test_without_the_listener_the_same_is_refused_and_not_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))
-    probe = launch.probe_host
-    monkeypatch.setattr(
-        launch,
-        "probe_host",
-        lambda *given: msgspec.structs.replace(probe(*given), listener="switched off"),
-    )
-    with Sandbox(policy=deaf) as sandbox:
+    with Sandbox(policy=without_listener(monkeypatch)) as sandbox:
         assert "listener" not in sandbox.layers
         for code, _, _, number in ATTEMPTS.values():
             result = sandbox.execute(code)

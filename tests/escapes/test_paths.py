@@ -11,11 +11,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cellwright import FilePermission, PermissionLevel, PermissionSet, PolicyError, Sandbox
-from cellwright.harness.sandbox.permissions import policy_of
+from cellwright import (
+    FilePermission,
+    HostSettings,
+    PermissionLevel,
+    PermissionSet,
+    PolicyError,
+    PoolSettings,
+    Sandbox,
+)
+from cellwright.harness.sandbox.faces.permissions import policy_of
 from cellwright.policies.errors import LaunchError
 from cellwright.policies.policy import Filesystem, Python
-from cellwright.runner.host.paths import resolve
+from cellwright.runner.host.shown_paths import resolve
 from tests.conftest import OPTIONAL, policy_named
 from tests.escapes.without import errno_of
 
@@ -63,7 +71,7 @@ def test_a_link_that_is_left_while_a_sandbox_lives_ends_its_next_launcher(
     (place / "roots/inner/deeper").mkdir()
     writes = policy_named("strict", filesystem=Filesystem(write=(f"{place}/ws",)))
     reads = policy_named("strict", filesystem=Filesystem(read=(f"{place}/{path}",)))
-    with Sandbox(policy=reads, pool=0, fresh_exec=True) as sandbox:
+    with Sandbox(policy=reads, pool=PoolSettings(size=0, cells_per_launcher=1)) as sandbox:
         assert sandbox.execute("1").value == 1
         with Sandbox(policy=writes, pool=0) as writer:
             assert writer.execute(leave_link(place)).value == "left"
@@ -191,7 +199,7 @@ def test_an_interpreter_works_from_anywhere(where: str) -> None:
         shell = shutil.copy(found, os.path.join(name, "bin", "bash"))
         policy = policy_named("strict")
         with Sandbox(
-            policy=policy, pool=0, language="bash", interpreters={"bash": shell}
+            policy=policy, pool=0, host=HostSettings(language="bash", interpreters={"bash": shell})
         ) as sandbox:
             result = sandbox.execute("echo ran > /tmp/x; read y < /tmp/x; echo $y", "bash")
         assert result.stdout == "ran\n", result
@@ -239,7 +247,7 @@ def test_a_change_of_what_is_shown_read_only_is_told_as_such(place: Path) -> Non
             for file in ("closed", "open", "new"):
                 result = sandbox.execute(f"open('{name}/{file}', 'w')")
                 assert "Read-only file system" in str(result.error)
-                assert [each.rule for each in result.violations] == ["landlock: not writable"]
+                assert [each.rule for each in result.violations] == ["mount_ns: read-only"]
                 (hint,) = result.hints
                 assert "filesystem.write" in hint
             (hint,) = sandbox.execute(f"import os; os.remove('{name}/open')").hints

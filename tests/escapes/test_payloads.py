@@ -6,6 +6,7 @@ verdict must be one that we are known to end.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cellwright import Sandbox, SandboxResult
+from cellwright import HostSettings, Sandbox, SandboxResult
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import MIB, Network, Policy
 from cellwright.runner.settings import PoolSettings
@@ -70,6 +71,12 @@ OF_PROGRAMS = {"LANG-01"}
 NOTED = {"LAY-09": "mount", "NS-04": "ptrace", "NS-06": "unshare", "SC-02": "bpf"}
 NEEDS = {"LAY-10": "landlock", "LAY-18": "cgroup"}
 UNCOUNTED = {"LAY-19"}  # run without cgroups, whatever the host has
+# Run where these paths of the writable directory are protected.
+PROTECTED = {
+    "LAY-39": (
+        ".envrc", ".tool/settings", "*/**/.git/config", "*/**/.git/commondir", "*/**/.git/hooks/*[!e]",
+    )
+}  # fmt: skip
 PLANTED = ["/", "/etc", "/root", "/home", "/var", "/var/tmp", "/var/lib", "/run", "/opt", "/srv", "/mnt", "/tmp", "/dev/shm", "/usr/local"]  # fmt: skip
 # What payloads may expect, and what of the host they are to recognize if they see it.
 SETTINGS = {
@@ -81,6 +88,7 @@ SETTINGS = {
 _NAMESPACES = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 PORT = 47391
 NETWORKED = "networked"
+_KEY_NAME = "key.example.org"
 
 
 class Host:
@@ -109,7 +117,9 @@ class Host:
         # One host that the policy of `networked` names; the host's own resolver is not asked for it.
         self.named = stack.enter_context(serving(count_bytes))
         self.web = stack.enter_context(serving(answer_with_heads))
-        resolving(stack.enter_context(pytest.MonkeyPatch.context()), {NAME: [["127.0.0.1"]]})
+        self.key = stack.enter_context(serving(answer_with_heads))  # it gets a credential
+        answers = {name: [["127.0.0.1"]] for name in (NAME, _KEY_NAME)}
+        resolving(stack.enter_context(pytest.MonkeyPatch.context()), answers)
 
     def _plant_file(self, stack: contextlib.ExitStack, path: Path) -> None:
         with (
@@ -186,13 +196,14 @@ def host() -> Iterator[Host]:
 def policy_for(profile: str, host: Host) -> Policy:
     """Return `profile` as payloads meet it: it shows a directory, has one that may be written, and caps
     that are reached soon.  NETWORKED is the profile `standard` with a way out to one name: on one port
-    for any bytes, on another for some requests."""
+    for any bytes, on another for some requests; and to one that gets a credential."""
     policy = policy_named("standard" if profile == NETWORKED else profile)
     if profile == NETWORKED:
         requests = NetworkRule(
             host=NAME, ports=(host.web.port,), schemes=("http",), methods=("GET",), paths=("/public/*",)
         )  # fmt: skip
-        network = Network(allow=(tcp(host.named.port), requests), addresses=(LOOPBACK,))
+        key = NetworkRule(host=_KEY_NAME, ports=(host.key.port,), schemes=("http",))
+        network = Network(allow=(tcp(host.named.port), requests, key), addresses=(LOOPBACK,))
         policy = msgspec.structs.replace(policy, network=network)
     files = msgspec.structs.replace(
         policy.filesystem,
@@ -207,8 +218,15 @@ def policy_for(profile: str, host: Host) -> Policy:
 @pytest.fixture(scope="module", params=["standard", "strict", NETWORKED])
 def sandbox(request: pytest.FixtureRequest, host: Host) -> Iterator[Sandbox]:
     """Made after the canaries were planted: what the launcher inherits, it inherits with them."""
-    with Sandbox(policy=policy_for(request.param, host)) as box:
+    policy = policy_for(request.param, host)
+    with Sandbox(policy=policy, credentials=credentials_of(policy)) as box:
         yield box
+
+
+def credentials_of(policy: Policy) -> list[str]:
+    """Return the canary as a credential for the last way out of a policy, if it has some."""
+    ways = [rule.each_port()[0] for rule in policy.network.allow]
+    return [f"SBXT_TOKEN=SBX_CANARY_ENV@http://{_KEY_NAME}:{port}" for port in ways[2:]]
 
 
 def settings_for(sandbox: Sandbox) -> dict[str, str]:
@@ -227,6 +245,7 @@ def settings_for(sandbox: Sandbox) -> dict[str, str]:
         "SBXT_HOST_NS": json.dumps(numbers),
         "SBXT_SHOWN": sandbox.policy.filesystem.read[-1],
         "SBXT_MEMORY_BYTES": str(limits.memory_bytes),
+        "SBXT_PROCESSES": str(limits.processes),
         "SBXT_WRITABLE": sandbox.policy.filesystem.write[-1],
         "SBXT_WORKSPACE_BYTES": str(limits.workspace_bytes),
         "SBXT_OUTPUT_TOTAL_BYTES": str(limits.output_total_bytes),
@@ -238,8 +257,12 @@ def settings_for(sandbox: Sandbox) -> dict[str, str]:
 def _way_out(policy: Policy) -> dict[str, str]:
     if not policy.network.allow:
         return {}
-    named, web = (str(rule.each_port()[0]) for rule in policy.network.allow)
-    return {"SBXT_NAME": NAME, "SBXT_NAME_PORT": named, "SBXT_WEB_PORT": web}
+    named, web, key = (str(rule.each_port()[0]) for rule in policy.network.allow)
+    digest = hashlib.sha256(os.environ["SBX_CANARY_ENV"].encode()).hexdigest()
+    return {
+        "SBXT_NAME": NAME, "SBXT_NAME_PORT": named, "SBXT_WEB_PORT": web, "SBXT_KEY_NAME": _KEY_NAME,
+        "SBXT_KEY_PORT": key, "SBXT_KEY_SHA256": digest,
+    }  # fmt: skip
 
 
 def case_of(payload: Path) -> str:
@@ -257,13 +280,23 @@ def run(sandbox: Sandbox, payload: Path) -> SandboxResult:
     if case_of(payload) in UNCOUNTED:
         with _without_cgroups(sandbox.policy) as other:
             return other.execute(header + text, timeout=timeout)
+    if patterns := PROTECTED.get(case_of(payload)):
+        with protecting(sandbox.policy, patterns) as other:
+            return other.execute(header + text, timeout=timeout)
     return sandbox.execute(header + text, timeout=timeout)
+
+
+def protecting(policy: Policy, patterns: tuple[str, ...]) -> Sandbox:
+    files = policy.filesystem
+    protected = tuple(f"{files.write[-1]}/{each}" for each in patterns)
+    files = msgspec.structs.replace(files, protected=protected)
+    return Sandbox(policy=msgspec.structs.replace(policy, filesystem=files), pool=0)
 
 
 def _without_cgroups(policy: Policy) -> Sandbox:
     optional = tuple(dict.fromkeys((*policy.optional_layers, *CAPS)))
     policy = msgspec.structs.replace(policy, optional_layers=optional)
-    return Sandbox(policy=policy, cgroup_root="/nonexistent", pool=0)
+    return Sandbox(policy=policy, pool=0, host=HostSettings(cgroup_root="/nonexistent"))
 
 
 def left_of_payloads(sandbox: Sandbox) -> list[str]:
@@ -307,11 +340,19 @@ def _parameter(payload: Path) -> object:
 def test_a_payload_stays_inside(
     sandbox: Sandbox, host: Host, payload: Path, record_property: pytest.FixtureRequest
 ) -> None:
+    stays_inside(sandbox, host, payload, record_property)
+
+
+def stays_inside(
+    sandbox: Sandbox, host: Host, payload: Path, record_property: pytest.FixtureRequest,
+    allowed: str = "",
+) -> None:  # fmt: skip
+    """Run `payload` and judge it; `allowed` is a pattern of what it may say that it achieved."""
     case, launcher = case_of(payload), inspect(sandbox).supervisor.generation
     result = run(sandbox, payload)
     escaped, detail = verdict_of(result, case)
     record_property("verdict", f"{escaped} {result.status.value} ({result.reason}) {detail[:120]}")
-    assert not escaped, detail
+    assert not escaped or (allowed and re.fullmatch(allowed, detail)), detail
     if escaped is None:
         assert case in ENDED, (result.status, result.reason, result.error, result.stderr[-500:])
         assert result.reason in ("violation", "wall_time", "output", "memory")
@@ -356,3 +397,17 @@ def test_nothing_of_a_payload_outlives_its_session(sandbox: Sandbox) -> None:
     assert inspect(sandbox).supervisor.generation is launcher, (
         "it cost the other cells their launcher"
     )
+
+
+# What only programs have, which start others: the profiles for these give it with other limits.
+OF_OTHER_PROFILES = ("LAY-30", "LAY-33", "LAY-34", "LAY-35", "LAY-36", "LAY-37", "LAY-39")
+
+
+@pytest.mark.parametrize("profile", ["workshop", "server"])
+def test_a_payload_about_programs_stays_inside_other_profiles(profile: str, host: Host) -> None:
+    with Sandbox(policy=policy_for(profile, host), pool=0) as box:
+        for payload in OWN:
+            if (case := case_of(payload)) in OF_OTHER_PROFILES:
+                escaped, detail = verdict_of(run(box, payload), case)
+                assert escaped is False, (case, detail)
+                assert left_of_payloads(box) == []

@@ -156,7 +156,7 @@ def test_random_state_is_no_two_sessions(sandbox: Sandbox) -> None:
     seen: list[dict[str, str]] = []
     for number in range(50):
         with sandbox.session() as session:
-            first = session if number % 2 else sandbox  # beside sessions, cells of single use
+            first = session if number % 2 else sandbox  # half of the cells are single-use
             result = first.execute(HEADER + _payload("SESS-02").read_text())
             detail = verdict_of(result, "SESS-02")[1]
             seen.append(json.loads(detail.removeprefix("CHECK_FLEET ")))

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cellwright import Sandbox
+from cellwright import HostSettings, Sandbox
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.caller import Tool
-from cellwright.runner.launcher import networks
+from cellwright.harness.tools.tool import Tool
+from cellwright.runner.launcher import inits
 from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.escapes.live_cell import NAMESPACES, LiveCell, children, status
@@ -133,7 +134,7 @@ def test_the_descriptors_are_these_and_no_others(cell: LiveCell) -> None:
     counts = Counter(kinds(cell.nursery).values())
     kept = counts["net"] - 1
     assert counts == Counter({"socket": 1, "/proc": 1, "net": 1 + kept, "anon_inode": 1 + kept})
-    assert kept <= networks._MOST
+    assert kept <= inits._MOST
     assert kinds(cell.init) == kinds(cell.nursery)
 
 
@@ -157,7 +158,9 @@ def test_tools_bring_a_shell_no_descriptor_until_it_calls(language: str) -> None
     """Then it has one: a socket, whose other end the supervisor holds."""
     waits = "echo up; while :; do :; done"
     tools = [Tool(ToolSpec(name="x", owner=ToolOwner.DEVELOPER), lambda *_: None)]
-    shell = partial(Sandbox, policy=policy_named("strict"), pool=0, language=language)
+    shell = partial(
+        Sandbox, policy=policy_named("strict"), pool=0, host=HostSettings(language=language)
+    )
     with shell() as plain, shell(tools=tools) as box:
         without, given = (descriptors_of(each, language, waits) for each in (plain, box))
         calling = descriptors_of(box, language, f"exec 7<>/dev/tools; {waits}")
@@ -192,7 +195,8 @@ def test_limits_and_oom_score(cell: LiveCell, sandbox: Sandbox) -> None:
     assert limits["Max core file size"] == ["1", "1"]
     assert limits["Max open files"] == ["1024", "1024"]
     assert limits["Max locked memory"] == ["0", "0"]
-    assert limits["Max file size"] == [str(64 << 20)] * 2
+    # Every file that it may write has the size of its tmpfs above it, or is memory of the cgroup.
+    assert limits["Max file size"] == [str(2 << 40)] * 2
     assert limits["Max realtime priority"] == ["0", "0"]
     for pid in (cell.launcher, cell.init, cell.guest):
         assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
@@ -243,3 +247,97 @@ def test_a_program_that_lives_has_no_descriptor_but_its_streams(program: LiveCel
 @pytest.mark.needs("cgroup")
 def test_a_program_that_lives_is_in_its_cells_cgroup(program: LiveCell) -> None:
     test_the_guest_is_in_the_cells_cgroup_and_init_is_not(program)
+
+
+# A cell that has what programs of a developer's machine expect
+
+
+@pytest.fixture(scope="module")
+def workshop_cell() -> Iterator[LiveCell]:
+    with Sandbox(policy=policy_named("workshop"), pool=0) as sandbox, _living(sandbox) as cell:
+        yield cell
+
+
+@contextlib.contextmanager
+def _living(
+    sandbox: Sandbox,
+    program: str = "import threading\nprint('up', flush=True)\nthreading.Event().wait(60)",
+) -> Iterator[LiveCell]:
+    run = sandbox.start(program)
+    next(run.output())
+    try:
+        launcher = inspect(sandbox).supervisor.generation.launcher.pids()[2]
+        yield LiveCell(sandbox, children(launcher)[0])
+    finally:
+        run.cancel()
+        run.result()
+
+
+def test_a_workshop_is_behind_the_same_layers(workshop_cell: LiveCell) -> None:
+    test_ids_and_privileges(workshop_cell)
+    test_id_maps_have_one_id(workshop_cell)
+    test_every_namespace_differs_from_the_hosts_and_the_launchers(workshop_cell)
+    test_nothing_of_the_environment_or_the_checkout_shows(workshop_cell)
+
+
+# A cell whose programs trace each other
+
+
+_TRACES = """
+import ctypes, os, signal, threading
+pid = os.fork()
+if not pid: signal.pause()
+ctypes.CDLL(None).ptrace(0x4206, pid, None, None)
+print('up', flush=True)
+threading.Event().wait(60)
+"""
+
+
+def test_a_cell_that_traces_is_behind_the_same_layers_and_traces_its_own_alone() -> None:
+    policy = policy_named("workshop")
+    processes = msgspec.structs.replace(policy.processes, debug=True)
+    with (
+        Sandbox(policy=msgspec.structs.replace(policy, processes=processes), pool=0) as sandbox,
+        _living(sandbox, _TRACES) as cell,
+    ):
+        test_a_workshop_is_behind_the_same_layers(cell)
+        (tracee,) = children(cell.guest)
+        assert status(tracee)["TracerPid"] == str(cell.guest)
+        for outside in (cell.init, cell.nursery, cell.launcher, cell.keeper):
+            assert status(outside)["TracerPid"] == "0"
+
+
+def test_terminals_and_the_machine_of_a_workshop_are_its_own(workshop_cell: LiveCell) -> None:
+    place = f"/proc/{workshop_cell.guest}"
+    lines = [line.split(" ") for line in Path(f"{place}/mountinfo").read_text().splitlines()]
+    (terminals,) = [line for line in lines if " devpts " in " ".join(line)]
+    assert terminals[4] == "/dev/pts"
+    assert {"nosuid", "noexec"} <= set(terminals[5].split(","))
+    assert "max=16" in terminals[-1].split(",")
+    assert os.stat(f"{place}/root/dev/pts").st_dev != os.stat("/dev/pts").st_dev
+    assert os.readlink(f"{place}/root/dev/ptmx") == "pts/ptmx"
+    assert os.listdir(f"{place}/root/dev/pts") == ["ptmx"]
+    of_sys = [path for path, _, files in os.walk(f"{place}/root/sys") for path in files]
+    assert len(of_sys) < 100
+    assert os.statvfs(f"{place}/root/sys/fs/cgroup").f_flag & os.ST_RDONLY
+    names = [line.split() for line in Path(f"{place}/net/unix").read_text().splitlines()[1:]]
+    assert not names  # no socket of the cell's network namespace has one
+
+
+def test_the_control_channel_of_a_workshop_has_its_name_for_good(workshop_cell: LiveCell) -> None:
+    inode = os.readlink(f"/proc/{workshop_cell.guest}/fd/3").strip("socket:[]")
+    (line,) = [
+        each.split()
+        for each in Path("/proc/net/unix").read_text().splitlines()
+        if inode in each.split()
+    ]
+    assert line[-1].startswith("@")
+
+
+def test_limits_of_a_workshop(workshop_cell: LiveCell) -> None:
+    text = Path(f"/proc/{workshop_cell.guest}/limits").read_text()
+    limits = {line[:26].strip(): line[26:].split()[:2] for line in text.splitlines()[1:]}
+    assert limits["Max core file size"] == ["1", "1"]
+    assert int(limits["Max locked memory"][1]) <= 1 << 20
+    assert limits["Max realtime priority"] == limits["Max nice priority"] == ["0", "0"]
+    assert int(limits["Max pending signals"][1]) <= 1024

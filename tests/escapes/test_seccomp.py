@@ -62,12 +62,23 @@ def test_what_is_newer_than_the_table_does_not_exist(strict: Sandbox) -> None:
         assert strict.execute(errno_of_call(f"syscall({number}, 0, 0)")).value == errno.ENOSYS
 
 
-@pytest.mark.parametrize(
-    "family", ["AF_VSOCK", "AF_ALG", "AF_PACKET", "AF_NETLINK", "AF_KEY", "AF_RDS"]
-)
+@pytest.mark.parametrize("family", ["AF_VSOCK", "AF_ALG", "AF_PACKET", "AF_KEY", "AF_RDS"])
 def test_an_odd_socket_family_is_refused(standard: Sandbox, family: str) -> None:
     attempt = f"socket.socket(getattr(socket, '{family}', 15), socket.SOCK_RAW)"
     assert standard.execute(errno_of(attempt, "import socket")).value == errno.EAFNOSUPPORT
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 6, 9, 12, 15, 16, 21])
+def test_netlink_beyond_interfaces_is_refused(standard: Sandbox, protocol: int) -> None:
+    attempt = f"socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, {protocol})"
+    assert standard.execute(errno_of(attempt, "import socket")).value == errno.EAFNOSUPPORT
+
+
+def test_a_computation_has_no_netlink(strict: Sandbox) -> None:
+    attempt = "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)"
+    result = strict.execute(errno_of(attempt, "import socket"))
+    assert result.value == errno.EAFNOSUPPORT
+    assert "processes.subprocesses = true" in result.violations[0].rule
 
 
 def test_terminal_injection_is_refused_in_the_low_32_bits(standard: Sandbox) -> None:

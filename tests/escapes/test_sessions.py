@@ -22,13 +22,13 @@ from cellwright import (
     SessionSettings,
     WorkspaceError,
 )
-from cellwright.harness.sandbox import sessions as session_module
+from cellwright.harness.sandbox.sessions import cell_session as session_module
 from cellwright.policies.policy import Limits
-from cellwright.runner.cgroups.tree import NoCgroup
+from cellwright.runner.cells.workspace import read_file
+from cellwright.runner.cgroups.cgroup_tree import Cgroup
 from cellwright.runner.channel import has_news
 from cellwright.runner.messages import Finished, encode
-from cellwright.runner.sessions import Sessions
-from cellwright.runner.workspace import read_file
+from cellwright.runner.sessions.sessions import Sessions
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 from tests.forked import exit_code_of
@@ -41,12 +41,6 @@ def sandbox() -> Iterator[Sandbox]:
     limits = msgspec.structs.replace(policy.limits, processes=128)
     with Sandbox(policy=msgspec.structs.replace(policy, limits=limits), pool=2) as box:
         yield box
-
-
-@pytest.fixture
-def session(sandbox: Sandbox) -> Iterator[Session]:
-    with sandbox.session() as opened:
-        yield opened
 
 
 # Who answers
@@ -116,7 +110,7 @@ def test_a_forged_answer_is_never_that_to_a_later_request(session: Session, forg
     if own.session_lost:
         assert own.reason == "violation"
         return
-    assert soon(lambda: has_news(session._cell._held.cell.control.fileno()))
+    assert soon(lambda: has_news(session.cell._held.cell.control.fileno()))
     later = session.execute("'later'")
     assert (later.reason, later.value, later.session_lost) == ("violation", None, True)
     assert "spoke before it was asked" in str(later.error)
@@ -193,7 +187,7 @@ def test_a_program_that_stops_itself_between_requests_is_ended_in_time(session: 
 
 
 def _state_of_guest(session: Session) -> str:
-    with open(f"/proc/self/fdinfo/{session._cell._held.cell.guest}") as file:
+    with open(f"/proc/self/fdinfo/{session.cell._held.cell.guest}") as file:
         pid = next(line.split()[1] for line in file if line.startswith("Pid:"))
     with open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0]
@@ -244,7 +238,7 @@ def test_closing_ends_the_running_call_and_refuses_waiting_ones() -> None:
             session = sandbox.session()
             running = _begun(session)
             waiting = [session.start("1") for _ in range(4)]
-            assert soon(lambda: len(session._cell._concurrency._queue) == 4)
+            assert soon(lambda: len(session.cell._concurrency._queue) == 4)
             session.close()
             ended = running.result()
             assert (ended.status, ended.stdout, ended.session_lost) == (
@@ -346,7 +340,7 @@ def test_a_thread_that_opens_without_end_keeps_nobody_waiting(
 @contextlib.contextmanager
 def told_to_go(session: Session) -> Iterator[None]:
     """Write to the pipe `go` in a session's /workspace, without a request."""
-    workspace = session._cell._held.cell.workspace  # type: ignore[attr-defined]
+    workspace = session.cell._held.cell.workspace  # type: ignore[attr-defined]
     pipe = os.open("go", os.O_RDWR, dir_fd=workspace)
     try:
         os.write(pipe, b"\n")
@@ -360,12 +354,16 @@ def test_a_session_that_is_opened_while_the_sandbox_closes_is_given_back() -> No
     sessions, held = (
         Sessions(SessionSettings()),
         SimpleNamespace(
-            cell=SimpleNamespace(cgroup=NoCgroup()), workspace_at_rest=None, egress=None
+            cell=SimpleNamespace(cgroup=Cgroup()),
+            listener=None,
+            workspace_at_rest=None,
+            egress=None,
+            plan=SimpleNamespace(language="python"),
         ),
     )
     sessions.close()
     with pytest.raises(ClosedError, match="the sandbox was closed"):
-        sessions.admit(held, (), Limits(), given_back.append)  # type: ignore[arg-type]
+        sessions.admit(held, Limits(), given_back.append)  # type: ignore[arg-type]
     assert given_back == [held]
 
 

@@ -1,11 +1,10 @@
 """Code that would run before a program: from a caller's variables, or files in the guest's home."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
 
-from cellwright import Sandbox, SandboxResult
+from cellwright import HostSettings, Sandbox, SandboxResult
 from tests.conftest import newer_node, policy_named
 
 NODE, RUBY = pytest.mark.needs("node"), pytest.mark.needs("ruby")
@@ -76,12 +75,6 @@ EVERY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=0) as box:
-        yield box
-
-
 def says_evil(result: SandboxResult) -> bool:
     return "evil" in result.stdout + result.stderr
 
@@ -101,8 +94,8 @@ def test_the_attempt_works_without_the_protection(standard: Sandbox, attempt: At
 
 
 @pytest.mark.parametrize("attempt", EVERY)
-def test_nothing_runs_before_a_program(sandbox: Sandbox, attempt: Attempt) -> None:
-    result = sandbox.execute(
+def test_nothing_runs_before_a_program(strict: Sandbox, attempt: Attempt) -> None:
+    result = strict.execute(
         attempt.program, attempt.language, files=attempt.files, env=attempt.variables
     )
     assert result.ok, result.to_dict()
@@ -111,9 +104,9 @@ def test_nothing_runs_before_a_program(sandbox: Sandbox, attempt: Attempt) -> No
 
 @pytest.mark.parametrize("attempt", EVERY)
 def test_nothing_runs_before_the_first_program_of_a_session_or_a_later_one(
-    sandbox: Sandbox, attempt: Attempt
+    strict: Sandbox, attempt: Attempt
 ) -> None:
-    with sandbox.session(language=attempt.language) as session:
+    with strict.session(language=attempt.language) as session:
         for _ in range(2):
             result = session.execute(attempt.program, files=attempt.files, env=attempt.variables)
             assert result.ok, result.to_dict()
@@ -121,20 +114,22 @@ def test_nothing_runs_before_the_first_program_of_a_session_or_a_later_one(
 
 
 @pytest.mark.parametrize("language", ["bash", "sh"])
-def test_inputs_of_a_shell_are_no_way_in_either(sandbox: Sandbox, language: str) -> None:
+def test_inputs_of_a_shell_are_no_way_in_either(strict: Sandbox, language: str) -> None:
     given = {"BASH_ENV": "/workspace/evil", "ENV": "/workspace/evil"}
     files = {"evil": "echo evil"}
-    assert not says_evil(sandbox.execute(":", language, inputs=given, files=files))
-    with sandbox.session(language=language) as session:
+    assert not says_evil(strict.execute(":", language, inputs=given, files=files))
+    with strict.session(language=language) as session:
         assert not says_evil(session.execute(":", inputs=given, files=files))
 
 
 @pytest.mark.needs("newer_node")
 def test_what_a_program_is_given_as_node_options_it_sees_but_node_does_not(
-    sandbox: Sandbox,
+    strict: Sandbox,
 ) -> None:
     interpreters = {"javascript": newer_node()}
-    with Sandbox(policy=policy_named("strict"), pool=0, interpreters=interpreters) as box:
+    with Sandbox(
+        policy=policy_named("strict"), pool=0, host=HostSettings(interpreters=interpreters)
+    ) as box:
         for language in ("javascript", "typescript"):
             attempt = ATTEMPTS["NODE_OPTIONS"]
             result = box.execute(

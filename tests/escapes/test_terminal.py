@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
-from cellwright import LaunchError, Sandbox, Session
-from cellwright.runner import terminal as terminal_module
-from cellwright.runner.terminal import open_terminal
+from cellwright import BusyError, LaunchError, Sandbox, Session
+from cellwright.runner.cells import cell_network as terminal_module
+from cellwright.runner.cells.cell_network import open_terminal
 from tests.conftest import policy_named
 from tests.harness.test_terminal import to_the_end
 
 pytestmark = pytest.mark.needs("userns")
+
+
+@pytest.fixture(scope="module")
+def sandbox(workshop: Sandbox) -> Sandbox:
+    return workshop
 
 
 ATTEMPT = """
@@ -73,7 +78,8 @@ def test_the_terminals_of_the_host_are_not_there(session: Session) -> None:
         line = f"ls /dev/pts; [ -e {hosts} ] && echo there; [ -e /dev/ptmx ] && echo ptmx; tty"
         with session.terminal(["sh", "-c", line]) as terminal:
             words = to_the_end(terminal).decode().split()
-        assert words == ["0", "ptmx", "/dev/pts/0"] or hosts == "/dev/pts/0"
+        own_ones = ["0", "ptmx", "ptmx", "/dev/pts/0"]  # /dev/ptmx makes terminals of the cell
+        assert words == own_ones or hosts == "/dev/pts/0"
         assert session.run(f"echo typed >/dev/pts/{os.path.basename(hosts)}", shell=True).exit_code
         os.set_blocking(master, False)
         with pytest.raises(BlockingIOError):
@@ -123,6 +129,16 @@ def test_a_program_makes_terminals_of_its_own(session: Session) -> None:
     assert result.value == ["/dev/pts/0", "x", True, errno.ENOSPC]
 
 
+def test_the_host_is_told_that_programs_hold_every_terminal(session: Session) -> None:
+    session.execute(
+        "import os\nheld = []\ntry:\n  while True: held.append(os.openpty())\nexcept OSError: pass"
+    )
+    with pytest.raises(BusyError, match="programs of the cell hold every terminal"):
+        session.terminal(["cat"])
+    session.execute("for pair in held: os.close(pair[0]), os.close(pair[1])")
+    session.terminal(["true"]).close()
+
+
 def test_terminals_of_two_cells_are_apart(workshop: Sandbox) -> None:
     with workshop.session() as one, workshop.session() as other:
         first, second = (
@@ -140,7 +156,7 @@ def test_what_is_no_master_is_refused(
     wrong: str, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal_module, "_MASTER", f"../dev/{wrong}".encode())
-    workspace: Any = session._cell._held.cell.workspace  # type: ignore[attr-defined]
+    workspace: Any = session.cell._held.cell.workspace  # type: ignore[attr-defined]
     with pytest.raises(LaunchError, match="another file"):
         open_terminal(workspace)
 

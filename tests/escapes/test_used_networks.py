@@ -13,11 +13,11 @@ import pytest
 from cellwright import LaunchError, Sandbox
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy, Processes
-from cellwright.runner.kernel import processes
-from cellwright.runner.launcher import inits, networks
+from cellwright.runner.kernel import process_calls as processes
+from cellwright.runner.launcher import inits
 from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
-from tests.conftest import OPTIONAL, policy_named
+from tests.conftest import OPTIONAL, policy_named, soon
 from tests.escapes.live_cell import children
 from tests.faults.injection import Call, injecting
 
@@ -75,6 +75,14 @@ with socket.socket(socket.AF_UNIX) as sock:
 seen["namespace"] = os.readlink("/proc/self/ns/net")
 seen
 """
+# An address, a membership of every group but two that need CAP_NET_ADMIN (RTNLGRP_IPV4_MROUTE_R and
+# RTNLGRP_IPV6_MROUTE_R), and an unread answer.  The kernel frees such a socket a moment after its
+# process, so a namespace may not be used again at once.
+ASK = """
+asking = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)
+asking.bind((4711, 0x9FFFFFFF))
+asking.send(bytes([32, 0, 0, 0, 18, 0, 1, 3]) + bytes(24))
+"""
 # Counted for the whole machine, or told with numbers of sockets and namespaces, which are the machine's.
 _OF_THE_MACHINE = ("softnet_stat", "unix", "namespace")
 _IN_PART = ("protocols", "sockstat", "netlink")
@@ -118,9 +126,11 @@ def of_namespace(seen: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in seen.items() if name not in _OF_THE_MACHINE}
     words = {name: [line.split() for line in kept[name].splitlines()] for name in _IN_PART}
     kept["protocols"] = [line[:3] + line[4:] for line in words["protocols"]]  # without memory
-    # What TCP and UDP allocated is the machine's.
-    cuts = {"TCP:": 7, "UDP:": 3}
-    kept["sockstat"] = [line[: cuts.get(line[0])] for line in words["sockstat"]]
+    # What TCP and UDP allocated, and the count of orphans, are the machine's (sockstat_seq_show).
+    of_it = {"TCP:": (0, 1, 2, 5, 6), "UDP:": (0, 1, 2)}
+    kept["sockstat"] = [
+        [line[n] for n in of_it.get(line[0], range(len(line)))] for line in words["sockstat"]
+    ]
     kept["netlink"] = [line[1:-1] for line in words["netlink"]]  # the kernel's own sockets
     return kept
 
@@ -135,7 +145,9 @@ def new() -> dict[str, Any]:
     return seen
 
 
-@pytest.mark.parametrize("program", [PLANT, PLANT + GARBAGE], ids=["planted", "garbage"])
+@pytest.mark.parametrize(
+    "program", [PLANT, PLANT + GARBAGE, PLANT + ASK], ids=["planted", "garbage", "asked"]
+)
 def test_a_program_sees_no_difference_from_a_new_one(
     sandbox: Sandbox, new: dict[str, Any], program: str
 ) -> None:
@@ -207,10 +219,14 @@ def test_one_serves_as_many_cells_as_the_settings_say() -> None:
 def test_few_are_kept(sandbox: Sandbox) -> None:
     nursery = inspect(sandbox).supervisor.generation.launcher.pids()[1]
     with contextlib.ExitStack() as alive:
-        for _ in range(networks._MOST + 4):
+        for _ in range(inits._MOST + 4):
             alive.enter_context(sandbox.session()).execute("1")
-        links = [_link(f"/proc/{nursery}/fd/{n}") for n in os.listdir(f"/proc/{nursery}/fd")]
-        assert sum("net:" in link for link in links) == networks._MOST + 1
+
+        def kept() -> int:
+            links = [_link(f"/proc/{nursery}/fd/{n}") for n in os.listdir(f"/proc/{nursery}/fd")]
+            return sum("net:" in link for link in links)
+
+        assert soon(lambda: kept() == inits._MOST + 1)  # one more while it makes the next init
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ import pytest
 
 from cellwright import Sandbox
 from cellwright.policies.policy import Policy
-from cellwright.runner import launch
+from cellwright.runner.launching import launch
+from tests.conftest import OPTIONAL, policy_named
 
 ALLOW_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)  # ret SECCOMP_RET_ALLOW
 
@@ -29,6 +30,18 @@ def sandbox_with_plan(
     )
     with Sandbox(policy=policy, pool=0) as sandbox:
         yield sandbox
+
+
+def without_listener(monkeypatch: pytest.MonkeyPatch) -> Policy:
+    """Return the default policy for cells without the listener, which the host seems to lack now."""
+    deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))
+    probe = launch.probe_host
+    monkeypatch.setattr(
+        launch,
+        "probe_host",
+        lambda *given: msgspec.structs.replace(probe(*given), listener="switched off"),
+    )
+    return deaf
 
 
 def errno_of(attempt: str, before: str = "") -> str:

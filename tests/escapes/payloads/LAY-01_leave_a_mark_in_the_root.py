@@ -44,5 +44,5 @@ def visit(path):
 
 
 visit("/")
-detail = f"directories made in {made}, times changed of {marked}"
+detail = f"directories made in {made[:9]}, times changed of {marked[:9]}"
 print(json.dumps({"case": "LAY-01", "escaped": bool(made or marked), "detail": detail}))

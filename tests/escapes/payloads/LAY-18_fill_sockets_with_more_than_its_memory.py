@@ -8,7 +8,7 @@ import time
 _SEGMENT = bytes(1 << 18)
 _SECONDS = 6.0
 most = int(os.environ["SBXT_MEMORY_BYTES"])
-kept = []  # what is closed holds nothing
+kept = []  # a closed descriptor holds nothing
 
 
 def fill() -> int:

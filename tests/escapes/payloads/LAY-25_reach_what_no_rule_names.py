@@ -10,7 +10,7 @@ import os
 import socket
 
 NAME, PORT = os.environ.get("SBXT_NAME", ""), int(os.environ.get("SBXT_NAME_PORT", "9"))
-LISTENER = int(os.environ.get("SBXT_LISTENER_PORT", "9"))  # of the host, on its loopback
+LISTENER = int(os.environ.get("SBXT_LISTENER_PORT", "9"))  # a port of the host's loopback
 ADDRESSES = (
     "127.0.0.1", "127.0.1.1", "0.0.0.0", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fd00:ec2::254",
     "100.100.100.200", "10.0.2.2", "192.168.0.1", "8.8.8.8", "2001:4860:4860::8888", "64:ff9b::7f00:1",
@@ -85,7 +85,7 @@ def tried() -> list[str]:
         for port in (LISTENER, 25, 53, 443)
         if NAME and port != PORT and reached(NAME, port)
     ]
-    secret = "73656372657473" * 4  # what leaves as a label of a name
+    secret = "73656372657473" * 4  # leaves the cell as a label of a name
     with contextlib.suppress(OSError):
         found += [
             f"a question of kind {kind}"
