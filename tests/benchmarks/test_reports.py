@@ -200,7 +200,6 @@ def test_results_are_written_between_their_marks_and_nowhere_else() -> None:
             "headlines",
             lambda text: documents.with_headlines(text, [REPORT]),
         ),
-        ("benchmarks/README.md", "latency", lambda text: documents.with_report(text, REPORT)),
     ):
         old = (ROOT / name).read_text()
         new = write(old)
@@ -218,17 +217,25 @@ def test_headlines_of_a_busy_machine_say_so() -> None:
     assert documents.NOT_QUIET not in documents.with_headlines(text, [REPORT])
 
 
-def test_every_benchmark_has_its_place_in_the_document() -> None:
-    text = (ROOT / "benchmarks/README.md").read_text() + (ROOT / "SECURITY.md").read_text()
+def test_every_benchmark_is_described_and_every_result_is_of_one() -> None:
+    text = (ROOT / "benchmarks/README.md").read_text()
     for name in commands.BENCHMARKS:
-        assert f"<!-- {name}: written by cellwright bench -->\n" in text
-        assert f"<!-- {name}: end -->" in text
         assert f"| `{name}` |" in text
+    kept = {path.stem for path in (ROOT / "benchmarks/results").iterdir()}
+    assert kept - set(commands.BENCHMARKS) == {
+        "images",
+        "torch",  # scripts/prove-torch writes it
+        "where-time-goes",
+        "judge_server",
+        "protected",
+    }
 
 
-def test_a_report_without_marks_changes_nothing() -> None:
-    other = msgspec.structs.replace(REPORT, name="another")
-    assert documents.with_report("text", other) == "text"
+def test_a_report_in_full_has_its_machine_tables_and_notes() -> None:
+    text = documents.in_full(REPORT)
+    assert text.startswith(f"# {REPORT.name}\n\na machine")
+    assert all(tables.as_markdown(table) in text for table in REPORT.tables)
+    assert all(f"- {note}" in text for note in REPORT.notes)
 
 
 # The command

@@ -18,6 +18,7 @@ from cellwright.benchmarks import (
     commands,
     conversations,
     fairness,
+    killed_workers,
     leak_checks,
     lineup,
 )
@@ -27,6 +28,7 @@ from cellwright.benchmarks.census import (
     KEEPER,
     LAUNCHER,
     NURSERY,
+    WORKER,
     Census,
     count,
     roles_below,
@@ -36,6 +38,7 @@ from cellwright.benchmarks.libraries import Library
 from cellwright.benchmarks.peer_base import AbsentError, Command, Isolation
 from cellwright.benchmarks.programs import SUM, TEXT, SampleProgram
 from cellwright.benchmarks.settings import Settings, sandbox
+from cellwright.policies.errors import LauncherLost
 from cellwright.policies.policy import Policy
 from cellwright.runner import channel
 from cellwright.runner.audit.log import AuditLog
@@ -53,6 +56,7 @@ LONG = (
     "replays",
 )  # they are in the smoke run of .ci/run
 NEEDS = {
+    "image_cells": "image",
     "peers": "bwrap",  # its criterion is a comparison with bubblewrap
     "workflows": "mcp_servers",  # its work is done with them, or not at all
 }
@@ -235,7 +239,38 @@ def test_programs_with_a_package_reach_a_server_by_its_name(tmp_path: Path) -> N
     assert judged == [("exit", "")] * 3
 
 
+def test_a_lost_call_is_right_only_if_its_worker_was_killed() -> None:
+    over = threading.Event()
+    with sandbox(SETTINGS, tools=(conversations.repeat,), workers=2) as made:
+        calls = killed_workers.PlacedCalls(made)
+
+        def note(make: conversations.Make) -> None:
+            calls._note(make)
+            if calls.ends.total() == 8:  # each form twice
+                over.set()
+
+        def lose() -> callers.ProbeResult:
+            raise LauncherLost(cell_began=True)
+
+        conversations.with_calls(made, over, note)
+        assert (calls.ends, calls.wrong) == ({"answered": 8}, [])
+        calls._note(lose)
+        assert len(calls.wrong) == 1
+        calls.killed = {worker for role, worker in roles_below(os.getpid()) if role == WORKER}
+        calls._note(lose)
+        assert len(calls.wrong) == 1
+
+
 # Faults
+
+
+def test_a_fault_reaches_a_worker() -> None:
+    with sandbox(SETTINGS, workers=2) as made:
+        faults = Faults(random.Random(1), Path("/nowhere"))
+        pid = next(pid for role, pid in roles_below(os.getpid()) if role == WORKER)
+        faults._send(pid, WORKER, signal.SIGKILL)
+        assert soon(lambda: pid not in [each for _, each in roles_below(os.getpid())])
+        assert made.execute("1").value == 1
 
 
 @pytest.mark.parametrize("role", [GUEST, INIT, LAUNCHER, NURSERY, KEEPER])

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from cellwright.harness.cli import repairs
-from cellwright.harness.cli.repairs import apparmor_profile
-from cellwright.runner.spawn import interpreter
+from cellwright.harness.cli.helping import repairs
+from cellwright.harness.cli.helping.repairs import apparmor_profile
+from cellwright.runner.launching.spawn import interpreter
 from tests.conftest import ROOT
 
 

@@ -3,13 +3,14 @@
 import gzip
 import io
 import tarfile
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwright import PolicyError, Sandbox, WorkspaceError
-from cellwright.harness.sandbox.archive import unpack
+from cellwright.harness.sandbox.workspaces.archive import entries, unpack
 from tests.conftest import policy_named
 
 END = bytes(1024)
@@ -88,7 +89,7 @@ def test_bytes_that_are_no_archive_are_refused(data: bytes) -> None:
 HOSTILE = {
     "compressed": (gzip.compress(member(b"x") + END), "it is compressed"),
     "empty": (b"", "it is empty"),
-    "a size below zero, CVE-2025-8194": (header(size=b"\xff" * 10 + b"\xfc\0") + END, "invalid literal"),
+    "a size below zero, CVE-2025-8194": (header(size=b"\xff" * 10 + b"\xfc\0") + END, "ends in the middle"),
     "a size that lies": (header(size=b"77777777777") + END, "ends in the middle"),
     "a pax size that lies": (member(record(b"size", b"9" * 4000), kind=b"x") + header(), "ends in the"),
     "a pax size below zero": (member(record(b"size", b"-512"), kind=b"x") + header(), "ends in the middle"),
@@ -116,6 +117,31 @@ def test_a_hostile_archive_is_refused(data: bytes, why: str) -> None:
 def test_headers_without_end_neither_recurse_nor_grow() -> None:
     chain = member(b"long\0", kind=b"L") * 5000 + member(record(b"path", b"p"), kind=b"x") * 5000
     assert unpack(chain + member(b"1") + END) == {"p": b"1"}
+
+
+def test_records_that_nobody_uses_are_not_kept() -> None:
+    """Each header has a megabyte of them, under another name."""
+
+    class Headers:
+        def __len__(self) -> int:
+            return 1 << 40
+
+        def __getitem__(self, part: slice) -> bytes:
+            number, place = divmod(part.start, 1 << 20)
+            return chain(number)[place : place + part.stop - part.start]
+
+    def chain(number: int) -> bytes:
+        key, value = b"%06d" % number, b"v" * ((1 << 20) - 512 - 20)
+        return member(record(key, value), kind=b"x")
+
+    assert len(chain(1)) == 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="more than 40 members"):
+            list(entries(Headers(), 40))
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_of_one_name_twice_the_last_counts() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cellwright import Artifact, PolicyError
-from cellwright.harness.cli.artifacts import write_artifacts
+from cellwright import PolicyError
+from cellwright.harness.cli.running.artifacts import write_artifacts
+from cellwright.results import Artifact
 
 
 def written(name: str, directory: Path, data: bytes = b"data", *, overwrite: bool = False) -> str:

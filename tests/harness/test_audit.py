@@ -12,20 +12,11 @@ import msgspec
 import psutil
 import pytest
 
-from cellwright import (
-    AuditEntry,
-    AuditError,
-    AuditLevel,
-    AuditLog,
-    LaunchError,
-    Sandbox,
-    SandboxConfig,
-    verify,
-)
+from cellwright import AuditEntry, AuditLevel, AuditLog, LaunchError, Sandbox, SandboxConfig, verify
+from cellwright.errors import AuditError
 from cellwright.harness.cli.options import audit_of
-from cellwright.runner.audit.spans import Span, span_of
-from cellwright.runner.audit.trace import as_html, as_svg, as_text, tree_of
-from cellwright.runner.audit.verification import read
+from cellwright.runner.audit.record import Span, span_of
+from cellwright.runner.audit.verification import as_html, as_svg, as_text, read, tree_of
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, SHARED, policy_named
 

@@ -17,14 +17,17 @@ from typing import Any
 
 import pytest
 
-from cellwright import PauseError, PauseSettings, PolicyError, Sandbox, Session, SessionLost
+from cellwright import HostSettings, PauseSettings, PolicyError, Sandbox, Session, SessionLost
 from cellwright.benchmarks.census import Census, count
 from cellwright.benchmarks.leak_checks import more, own_temporary_files, settled
-from cellwright.runner import branching_process, channel
-from cellwright.runner.branching_process import BranchingProcess
-from cellwright.runner.confined_process import ConfinedProcess
-from cellwright.runner.held_cell import HeldCell
+from cellwright.errors import PauseError
+from cellwright.runner import channel
+from cellwright.runner.cells.held_cell import HeldCell
+from cellwright.runner.confined.confined_process import ConfinedProcess
+from cellwright.runner.sessions import branches
+from cellwright.runner.sessions.branches import BranchingProcess
 from tests.conftest import ROOT, policy_named, soon
+from tests.harness.test_branching import box_process
 from tests.runner.branching.stopping import module_that_stops
 from tests.runner.test_leftovers import cgroups_of, descendants, wait_until_ended
 
@@ -66,7 +69,7 @@ def sandbox(directory: Path) -> Iterator[Sandbox]:
     settings = PauseSettings(directory)
     with (
         own_temporary_files(),
-        Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as box,
+        Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings)) as box,
     ):
         yield box
 
@@ -82,10 +85,10 @@ class Stopping:
 
     def use(self, module: str, step: str) -> None:
         """Let the next branching process be one that stops."""
-        process = branching_of(self._sandbox)
+        process = box_process(self._sandbox)
         with process._process.lock:
             process._process.end()
-        self._patch.setattr(branching_process, "_MODULE", module_that_stops(module, step))
+        self._patch.setattr(branches, "_MODULE", module_that_stops(module, step))
         self._record("branch", lambda source, targets, *_: (source, targets[0]))
         self._record("keep", lambda held, *_: (held, None))
         self._record("restore", lambda fresh, *_: (None, fresh))
@@ -93,7 +96,7 @@ class Stopping:
 
         def told(process: BranchingProcess, seccomp_filter: bytes) -> ConfinedProcess:
             made = start(process, seccomp_filter)
-            self._patch.setattr(branching_process, "_MODULE", branching_process_module)
+            self._patch.setattr(branches, "_MODULE", branching_process_module)
             self._started.put(made.pid)
             return made
 
@@ -127,7 +130,7 @@ class Stopping:
         self._patch.undo()
 
 
-branching_process_module = branching_process._MODULE
+branching_process_module = branches._MODULE
 
 
 @pytest.fixture
@@ -135,10 +138,6 @@ def stopping(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stop
     made = Stopping(sandbox, monkeypatch)
     yield made
     made.close()
-
-
-def branching_of(sandbox: Sandbox) -> BranchingProcess:
-    return sandbox._cells._branching  # type: ignore[attr-defined]
 
 
 def outcome_of(run: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -255,9 +254,9 @@ def _check_resume(sandbox: Sandbox, source: Session, whom: str, ended: object, t
 
 SUPERVISOR = """
 import os, signal, sys, threading
-from cellwright import PauseSettings, Sandbox
-from cellwright.runner import branching_process
-from cellwright.runner.branching_process import BranchingProcess
+from cellwright import HostSettings, PauseSettings, Sandbox
+from cellwright.runner.sessions import branches as branching_process
+from cellwright.runner.sessions.branches import BranchingProcess
 from tests.conftest import policy_named
 from tests.runner.branching.stopping import module_that_stops
 
@@ -271,7 +270,7 @@ def told(*given):
     return made
 
 began = threading.Event()
-with Sandbox(policy=policy_named("strict"), pool=1, pauses=PauseSettings(directory)) as box:
+with Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=PauseSettings(directory))) as box:
     session = box.session()
     session.execute("x = 1")
     if kind == "resume":
@@ -316,5 +315,5 @@ def test_a_supervisor_that_is_killed_at_a_step_leaves_nothing(
     left = [each.name for each in tmp_path.rglob("*") if not each.name.endswith(".session")]
     assert left == [] or kind == "pause"
     assert len(list(tmp_path.glob("*.session"))) == (kind == "resume")
-    with Sandbox(policy=policy_named("strict"), pool=0):  # which sweeps
+    with Sandbox(policy=policy_named("strict"), pool=0):  # the new sandbox sweeps
         assert cgroups_of(supervisor.pid) == set()

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellwright import Chart, ChartAxis, ChartSeries, Policy, Sandbox, SandboxResult
+from cellwright import Policy, Sandbox, SandboxResult
 from cellwright.policies.policy import Limits, Python
-from cellwright.runner.charts import charts_of
+from cellwright.results import Chart, ChartAxis, ChartSeries
 from cellwright.runner.messages import CHARTS, MOST_CHART_BYTES
-from tests.conftest import OPTIONAL, policy_named
+from cellwright.runner.requests.result import charts_of
+from tests.conftest import OPTIONAL
 from tests.harness.test_cli import run
 from tests.work import cost_of
 
@@ -77,29 +78,23 @@ def show(*axes): pyplot.figures[len(pyplot.figures) + 1] = Figure(*axes)
 FILES = {"standin.py": STANDIN}
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=0) as made:
-        yield made
-
-
-def drawn(sandbox: Sandbox, code: str) -> SandboxResult:
-    result = sandbox.execute(f"from standin import *\n{code}", files=FILES)
+def drawn(strict: Sandbox, code: str) -> SandboxResult:
+    result = strict.execute(f"from standin import *\n{code}", files=FILES)
     assert result.ok, result.to_dict()
     return result
 
 
-def series_of(sandbox: Sandbox, code: str) -> tuple[ChartSeries, ...]:
-    (chart,) = drawn(sandbox, f"show(axes({code}))").charts
+def series_of(strict: Sandbox, code: str) -> tuple[ChartSeries, ...]:
+    (chart,) = drawn(strict, f"show(axes({code}))").charts
     return chart.series
 
 
-def test_a_figure_has_its_data_beside_its_picture(sandbox: Sandbox) -> None:
+def test_a_figure_has_its_data_beside_its_picture(strict: Sandbox) -> None:
     code = (
         "show(axes('Title', 'time (s)', 'price [EUR]', 'log', lines=["
         "line([1, 2, 3], [4.5, float('nan'), None], 'a'), line([1], [2], 'b', 'None', 'o')]))"
     )
-    result = drawn(sandbox, code)
+    result = drawn(strict, code)
     assert [(each.name, each.data) for each in result.artifacts] == [("picture-1.png", b"PNG")]
     a = ChartSeries("line", "a", ((1, 4.5), (2, None), (3, None)), 3)
     b = ChartSeries("scatter", "b", ((1, 2),), 1)
@@ -109,55 +104,55 @@ def test_a_figure_has_its_data_beside_its_picture(sandbox: Sandbox) -> None:
     assert told[0]["series"][0]["points"] == [[1, 4.5], [2, None], [3, None]]
 
 
-def test_each_kind_of_series_is_known(sandbox: Sandbox) -> None:
+def test_each_kind_of_series_is_known(strict: Sandbox) -> None:
     names = "xaxis=axis(FixedFormatter, [0, 1], ['x', 'y'])"
-    assert series_of(sandbox, f"{names}, containers=[bars([5, 6], 'q')]") == (
+    assert series_of(strict, f"{names}, containers=[bars([5, 6], 'q')]") == (
         ChartSeries("bar", "q", (("x", 5), ("y", 6)), 2),
     )
-    assert series_of(sandbox, "containers=[bars([5])]") == (ChartSeries("bar", "", ((0, 5),), 1),)
+    assert series_of(strict, "containers=[bars([5])]") == (ChartSeries("bar", "", ((0, 5),), 1),)
     dots = "collections=[PathCollection(offsets=[(1, 2), (3, 4)], label='s')]"
-    assert series_of(sandbox, dots) == (ChartSeries("scatter", "s", ((1, 2), (3, 4)), 2),)
+    assert series_of(strict, dots) == (ChartSeries("scatter", "s", ((1, 2), (3, 4)), 2),)
     pie = "patches=[Wedge(theta1=0, theta2=90, label='a'), Wedge(theta1=90, theta2=360, label='b')]"
-    assert series_of(sandbox, pie) == (ChartSeries("pie", "", (("a", 0.25), ("b", 0.75)), 2),)
+    assert series_of(strict, pie) == (ChartSeries("pie", "", (("a", 0.25), ("b", 0.75)), 2),)
     box = (
         "lines=[line([1, 2, 2, 1, 1], [2, 2, 4, 4, 2]), line([1, 1], [2, 0]), line([1, 1], [4, 9]), "
         "line([0, 2], [0, 0]), line([0, 2], [9, 9]), line([0, 2], [3, 3]), "
         "line([1], [50], '', 'None', 'o'), line([1, 5], [7, 8], 'other')]"
     )
-    assert series_of(sandbox, box) == (
+    assert series_of(strict, box) == (
         ChartSeries("line", "other", ((1, 7), (5, 8)), 2),
         ChartSeries("box", "", ((1, 0, 2, 3, 4, 9),), 1, ((1, 50),)),
     )
 
 
-def test_times_and_names_are_text(sandbox: Sandbox) -> None:
+def test_times_and_names_are_text(strict: Sandbox) -> None:
     code = (
         "import datetime\nday = datetime.date(2026, 1, 2)\n"
         "show(axes(xaxis=axis(AutoDateFormatter), lines=[line([day], ['x' * 500])]))"
     )
-    (chart,) = drawn(sandbox, code).charts
+    (chart,) = drawn(strict, code).charts
     assert chart.x.scale == "datetime"
     assert chart.series[0].points == (("2026-01-02", "x" * 200),)
 
 
-def test_lines_that_are_no_data_and_axes_without_data_have_no_chart(sandbox: Sandbox) -> None:
+def test_lines_that_are_no_data_and_axes_without_data_have_no_chart(strict: Sandbox) -> None:
     code = (
         "cap = line([1], [1])\n"
         "show(axes(lines=[line([0, 1], [3, 3], transform=object()), cap],"
         " containers=[ErrorbarContainer([None, [cap]])]), axes(), object(), axes(lines=[object()]))"
     )
-    result = drawn(sandbox, code)
+    result = drawn(strict, code)
     assert result.charts == ()
     assert len(result.artifacts) == 1
 
 
-def test_each_chart_names_its_picture(sandbox: Sandbox) -> None:
+def test_each_chart_names_its_picture(strict: Sandbox) -> None:
     code = (
         "class Html:\n    def _repr_html_(self): return '<b>'\n"
         "show(axes('1', lines=[line([1], [1])]), axes('2', lines=[line([1], [1])]))\n"
         "show(axes('3', lines=[line([1], [1])]))\nHtml()"
     )
-    result = drawn(sandbox, code)
+    result = drawn(strict, code)
     assert [each.name for each in result.artifacts] == [
         "picture-1.html", "picture-1.png", "picture-2.png",
     ]  # fmt: skip
@@ -166,30 +161,30 @@ def test_each_chart_names_its_picture(sandbox: Sandbox) -> None:
     ]  # fmt: skip
 
 
-def test_of_many_points_some_are_kept_at_even_distances(sandbox: Sandbox) -> None:
-    (one,) = series_of(sandbox, "lines=[line(range(10_000), range(10_000))]")
+def test_of_many_points_some_are_kept_at_even_distances(strict: Sandbox) -> None:
+    (one,) = series_of(strict, "lines=[line(range(10_000), range(10_000))]")
     assert (len(one.points), one.total) == (1000, 10_000)
     assert one.points[:3] == ((0, 0), (10, 10), (20, 20))
-    many = series_of(sandbox, "lines=[line(range(1000), range(1000))] * 100")
+    many = series_of(strict, "lines=[line(range(1000), range(1000))] * 100")
     assert len(many) == 64
     assert sum(len(each.points) for each in many) <= 10_000
     shows = "show(*[axes(lines=[line(range(1000), [n / 7 for n in range(1000)])] * 10)] * 5)"
-    assert len(drawn(sandbox, shows).charts) == 1  # 190 KB each: the others do not fit into 256 KiB
+    assert len(drawn(strict, shows).charts) == 1  # 190 KB each: the others do not fit into 256 KiB
 
 
-def test_a_session_shows_a_figure_once(sandbox: Sandbox) -> None:
-    with sandbox.session() as session:
+def test_a_session_shows_a_figure_once(strict: Sandbox) -> None:
+    with strict.session() as session:
         code = "from standin import *\nshow(axes(lines=[line([1], [1])]))"
         assert len(session.execute(code, files=FILES).charts) == 1
         assert session.execute("1").charts == ()
 
 
-def test_a_table_is_text_on_a_terminal_and_html_in_a_file(sandbox: Sandbox) -> None:
+def test_a_table_is_text_on_a_terminal_and_html_in_a_file(strict: Sandbox) -> None:
     code = (
         "class Table:\n    def _repr_html_(self): return '<table>'\n"
         "    def __repr__(self): return 'a  b'\nTable()"
     )
-    result = sandbox.execute(code)
+    result = strict.execute(code)
     assert result.value == "a  b"
     assert [(each.mime, each.data) for each in result.artifacts] == [("text/html", b"<table>")]
     assert run("-c", code).stdout == "a  b\n"
@@ -247,7 +242,7 @@ def test_charts_take_a_bounded_number_of_bytes_on_the_host() -> None:
                 assert cost_of(lambda data=data: charts_of(data, ())).memory_bytes < 12 << 20  # type: ignore[misc]
 
 
-def test_a_forged_chart_is_dropped_and_the_result_stays(sandbox: Sandbox) -> None:
+def test_a_forged_chart_is_dropped_and_the_result_stays(strict: Sandbox) -> None:
     forged = (
         "import os\n"
         "def packed(b, mark): return bytes([mark, len(b)]) + b\n"
@@ -255,9 +250,9 @@ def test_a_forged_chart_is_dropped_and_the_result_stays(sandbox: Sandbox) -> Non
         f"frame += bytes([0x92]) + packed({CHARTS.encode()!r}, 0xd9) + packed({{data!r}}, 0xc4)\n"
         "os.write(3, b'\\x00' + frame); os._exit(0)"
     )
-    result = sandbox.execute(forged.format(data=b"\x91\x92\x01\x80"))
+    result = strict.execute(forged.format(data=b"\x91\x92\x01\x80"))
     assert result.charts == (Chart(),)
-    result = sandbox.execute(forged.format(data=b"\xff"))
+    result = strict.execute(forged.format(data=b"\xff"))
     assert (result.ok, result.charts, result.artifacts) == (True, (), ())
 
 
@@ -297,7 +292,7 @@ def test_charts_of_the_real_library(plotting: Sandbox, code: str, series: ChartS
     assert chart.series == (series,)
 
 
-def test_a_warning_about_a_figure_names_no_file_of_ours(sandbox: Sandbox) -> None:
+def test_a_warning_about_a_figure_names_no_file_of_ours(strict: Sandbox) -> None:
     """Such as that of matplotlib about a font that lacks a character."""
     code = (
         "import warnings\n"
@@ -305,6 +300,6 @@ def test_a_warning_about_a_figure_names_no_file_of_ours(sandbox: Sandbox) -> Non
         "    file.write(b'PNG')\n"
         "Figure.savefig = savefig\nshow(axes('T', lines=[line([1], [1])]))"
     )
-    result = drawn(sandbox, code)
+    result = drawn(strict, code)
     assert result.stderr == "UserWarning: no glyph\n"
     assert result.artifacts[0].data == b"PNG"

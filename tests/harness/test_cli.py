@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Sandbox, SandboxConfig, Unenforceable, Workspaces
-from cellwright.harness.cli import doctor
-from cellwright.runner.host.loopback_name import loopback_name
-from cellwright.runner.oci import runtime
+from cellwright import HostSettings, Sandbox, SandboxConfig, Unenforceable, Workspaces
+from cellwright.harness.cli.helping import doctor
+from cellwright.runner.egress import addresses
+from cellwright.runner.egress.addresses import loopback_name
+from cellwright.runner.fixed_root import TEXTS
+from cellwright.runner.oci import oci_runtime as runtime
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -282,7 +284,7 @@ def test_options_raise_the_limits_of_a_policy_that_nobody_named() -> None:
     assert "memory" in run("-c", hog).stderr
     assert run("--memory", "1GB", "-c", hog).stdout == f"{400 << 20}\n"
     lines = run("--memory", "1GB", "--timeout", "10m", "-c", _LIMITS).stdout
-    assert lines == "601\n"  # of CPU time too, which would end the program first
+    assert lines == "601\n"  # the CPU limit too would end the program first
 
 
 def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> None:
@@ -295,12 +297,12 @@ def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> Non
         )  # fmt: skip
 
     named = ["run", *OPTIONS, "--workspace", "mine"]
-    assert call(*named, "-c", "open('d\x1b', 'w').write('data')").returncode == 0
+    assert call(*named, "-c", "open('d\x1b\\n9 x', 'w').write('data')").returncode == 0
     (row,) = json.loads(call("workspace", "list", "--json").stdout)
     assert isinstance(row.pop("used"), float)
     assert row == {"name": "mine", "files": 1, "size_bytes": 4, "pending": False}
-    assert call("workspace", "show", "mine").stdout.split() == ["4", "d\\x1b"]
-    assert call("workspace", "get", "mine", "d\x1b").stdout == "data"
+    assert call("workspace", "show", "mine").stdout == f"{4:>12}  d\\x1b\\n9 x\n"
+    assert call("workspace", "get", "mine", "d\x1b\n9 x").stdout == "data"
     (tmp_path / "host").write_text("from the host")
     assert call("workspace", "put", "mine", f"{tmp_path}/host:h").returncode == 0
     assert call(*named, "-c", "print(open('h').read())").stdout == "from the host\n"
@@ -311,7 +313,7 @@ def test_a_workspace_is_kept_from_one_command_to_the_next(tmp_path: Path) -> Non
     ]
     assert call("workspace", "remove", "mine", "h").returncode == 0
     done = call(*named, "--clean", "-c", "import os\nprint(os.listdir())")
-    assert done.stdout == "['d\\x1b']\n"
+    assert done.stdout == "['d\\x1b\\n9 x']\n"
     gone = call("workspace", "show", "mine")
     assert (gone.returncode, "workspace 'mine' not found" in gone.stderr) == (2, True)
     many = call(*named, "-c", "for n in range(4097): open(str(n), 'w').close()")
@@ -407,6 +409,25 @@ def test_explain_lists_the_system_calls_that_confine_a_cell_by_layer() -> None:
     assert plain.startswith("descriptor sweep\n  dup3: descriptor 0\n")
 
 
+def test_doctor_looks_for_no_name_that_a_cell_has_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Debian's /etc/hosts names ip6-localhost, and so does a cell's, for its own loopback."""
+    own = {name for line in TEXTS["/etc/hosts"].splitlines() for name in line.split()[1:]}
+    known = [*own]
+    monkeypatch.setattr(addresses.socket, "gethostname", lambda: "cell")
+
+    def resolve(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name not in known:
+            raise OSError
+        return [(0, 0, 0, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", resolve)
+    assert loopback_name() is None
+    known.append("localhost.localdomain")
+    assert loopback_name() == ("localhost.localdomain", "127.0.0.1")
+
+
 def test_doctor_proves_every_layer_that_is_in_force() -> None:
     done = cellwright("doctor", "--json", *OPTIONS)
     findings = {each["layer"]: each for each in json.loads(done.stdout)}
@@ -429,7 +450,9 @@ def test_doctor_says_that_cells_do_not_use_an_upstream_proxy(
 
 
 def test_doctor_fails_where_a_refused_name_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_TWO_NAMES", doctor._TWO_NAMES.replace('"denied.invalid"', "name"))
+    programs = doctor._programs()
+    programs["names"] = programs["names"].replace('"denied.invalid"', "name")
+    monkeypatch.setattr(doctor, "_programs", lambda: programs)
     check = doctor._egress()
     assert (check.verdict, bool(check.repair)) == ("FAIL", True)
 
@@ -437,7 +460,7 @@ def test_doctor_fails_where_a_refused_name_is_reached(monkeypatch: pytest.Monkey
 @pytest.mark.needs("root")
 def test_doctor_says_how_to_repair_a_loopback_interface_that_is_down() -> None:
     code = (
-        "from cellwright.harness.cli import doctor; from types import SimpleNamespace as N; "
+        "from cellwright.harness.cli.helping import doctor; from types import SimpleNamespace as N; "
         "doctor.loopback_name = lambda: N(name='here', address='127.0.1.1'); "
         "print(*doctor._egress()[:4], sep='|')"
     )
@@ -503,12 +526,12 @@ def test_doctor_ends_with_a_verdict_that_is_what_run_does(tmp_path: Path) -> Non
 
 def test_a_refusal_names_the_flag_and_the_field_that_go_on_without(tmp_path: Path) -> None:
     with pytest.raises(Unenforceable) as refusal:
-        Sandbox(cgroup_root=str(tmp_path))
+        Sandbox(host=HostSettings(cgroup_root=str(tmp_path)))
     hint = refusal.value.hint
     assert "--optional cgroup" in hint
     assert 'optional_layers=["cgroup"]' in hint
     config = SandboxConfig(optional_layers=["cgroup", *OPTIONAL])
-    with Sandbox(config, cgroup_root=str(tmp_path), pool=0) as sandbox:
+    with Sandbox(config, pool=0, host=HostSettings(cgroup_root=str(tmp_path))) as sandbox:
         assert sandbox.execute("6 * 7").value == 42
 
 

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from cellwright import Broker, Sandbox, SandboxResult, Session, SessionLost
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.harness.tools.decorator import tool, tool_of
+from cellwright.harness.tools.tool import Caller, Tool, tool, tool_of
 from cellwright.policies.policy import MIB, Limits, Policy
-from cellwright.policies.tools import _CAPS
+from cellwright.policies.tool_rules import _CAPS
 from cellwright.runner.channel import has_news
 from tests.conftest import policy_named, soon, with_limits
 from tests.harness.servers.daemon.daemons import Daemon, serving
@@ -89,7 +88,7 @@ def deeper(left): return left and [*map(deeper, [left - 1])]
 deeper(2000) and None
 seen = 0
 """
-_REFUSED = "import socket\nfor _ in range({}):\n    try: socket.socket(socket.AF_NETLINK)\n    except OSError: pass\n"
+_REFUSED = "import socket\nfor _ in range({}):\n    try: socket.socket(socket.AF_PACKET)\n    except OSError: pass\n"
 
 TABLE = {
     "wall_seconds": Case(
@@ -286,7 +285,7 @@ def test_between_two_calls_of_a_session(limited: tuple[Case, Sandbox]) -> None:
         return
     with sandbox.session() as session:
         assert session.execute(LATER.format(program=case.between)).ok
-        cell = session._cell._held.cell  # type: ignore[attr-defined]
+        cell = session.cell._held.cell  # type: ignore[attr-defined]
         if case.ends:
             assert soon(lambda: bool(session.lost) or has_news(cell.status.fileno()))
             with pytest.raises(SessionLost):

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from cellwright.harness.mcp.config import ServerConfig
 from cellwright.harness.mcp.definitions import check, definition_of, spec_of
+from cellwright.harness.mcp.server_config import ServerConfig
 from cellwright.harness.schemas.functions import describe_source
 from cellwright.harness.schemas.spec import ToolSpec
-from cellwright.harness.stubs.tree import python_tree, typescript_tree
+from cellwright.harness.stubs.stub_tree import python_tree, typescript_tree
 from cellwright.policies.errors import BudgetExceeded, ToolInvalid
 from cellwright.policies.policy import MIB
-from cellwright.runner.budget import Budget
+from cellwright.runner.concurrency import Budget
 from tests.work import cost_of, multiplied
 
 _TIMES, _MORE_TIMES = 50, 200
-_STEPS = 30_000  # of a budget, if there is one; fewer than usual, since lines are counted slowly
+_STEPS = 30_000  # steps of a budget, if there is one; few, because counting lines is slow
 _LINES, _LINES_PER_STEP, _LINES_PER_BYTE = 200_000, 32, 60
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 16 * MIB, 300
 

@@ -9,20 +9,21 @@ import msgspec
 import pytest
 
 from cellwright import (
+    HostSettings,
     Network,
     PauseSettings,
     PolicyError,
     PoolSettings,
     Sandbox,
     Session,
-    SessionExpired,
     SessionLost,
     SessionSettings,
 )
+from cellwright.errors import SessionExpired
 from cellwright.policies.policy import OPTIONAL_LAYERS
-from cellwright.runner.session import SessionCell
+from cellwright.runner.sessions.session_cell import SessionCell
 from cellwright.testing import inspect
-from tests.conftest import policy_named, soon
+from tests.conftest import Clock, policy_named, soon
 from tests.runner.test_leftovers import nothing_left_of
 
 pytestmark = pytest.mark.needs("userns", "cgroup")
@@ -43,14 +44,6 @@ POLICY = msgspec.structs.replace(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -61,13 +54,15 @@ def sandbox(clock: Clock, request: pytest.FixtureRequest, tmp_path: Path) -> Ite
     root = str(UNIFIED) if request.param == "v2" else None
     if root and not UNIFIED.is_dir():
         pytest.skip("this host has one version of cgroups")
-    with Sandbox(policy=POLICY, pool=1, cgroup_root=root, pauses=PauseSettings(tmp_path)) as box:
+    with Sandbox(
+        policy=POLICY, pool=1, host=HostSettings(cgroup_root=root, pauses=PauseSettings(tmp_path))
+    ) as box:
         inspect(box).supervisors._clock = clock
         yield box
 
 
 def cell_of(session: Any) -> SessionCell:
-    cell: SessionCell = session._cell
+    cell: SessionCell = session.cell
     return cell
 
 
@@ -208,9 +203,9 @@ def test_the_thread_of_sessions_freezes_and_goes_back_to_sleep(
     with sandbox.session() as session:
         session.execute("1")
         clock.now += IDLE.freeze_seconds
-        inspect(sandbox).supervisors._sessions.look_again()
+        inspect(sandbox).supervisors._sessions.on_thaw()
         assert soon(lambda: cell_of(session).is_frozen)
-        assert cell_of(session).due_at() == cell_of(session).used_at + IDLE.idle_seconds
+        assert cell_of(session).due_at() == cell_of(session).clock.used_at + IDLE.idle_seconds
 
 
 def test_a_connection_to_an_exposed_port_thaws_and_keeps_awake(

@@ -11,11 +11,11 @@ import sys
 import pytest
 
 from cellwright.harness.cli import commands
-from cellwright.harness.cli.completion import SHELLS
 from cellwright.harness.cli.exit_status import EXIT_CODES
+from cellwright.harness.cli.helping.completion import SHELLS
 from cellwright.harness.cli.options import PROFILES
 from cellwright.harness.cli.parsing import commands_of
-from cellwright.policies.loading import profile_names
+from cellwright.policies.profiles.loading import profile_names
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]

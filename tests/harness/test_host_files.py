@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from cellwright import PolicyError, Runs, Sandbox, SandboxStatus
-from cellwright.harness.sandbox import host_files
-from cellwright.harness.sandbox.host_files import content_of_paths
+from cellwright import Filesystem, Policy, PolicyError, Runs, Sandbox, SandboxStatus
+from cellwright.harness.sandbox.workspaces import archive
+from cellwright.harness.sandbox.workspaces.archive import content_of_paths
+from tests.conftest import policy_named
 from tests.harness.test_cli import run
 
 LIST = (
@@ -101,7 +103,7 @@ def test_an_entry_that_becomes_a_link_while_it_is_read_is_not_followed(
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "part.py").write_text("secret")
     target = tmp_path / "secret" / ("part.py" if name == "main.py" else "")
-    listed = host_files._entries
+    listed = archive._entries
 
     def replaced(*arguments: Any) -> Iterator[tuple[str, bool]]:
         found = list(listed(*arguments))
@@ -110,7 +112,7 @@ def test_an_entry_that_becomes_a_link_while_it_is_read_is_not_followed(
             (folder / name).symlink_to(target)
         return iter(found)
 
-    monkeypatch.setattr(host_files, "_entries", replaced)
+    monkeypatch.setattr(archive, "_entries", replaced)
     with pytest.raises(PolicyError, match="a link that leads out|Too many levels of symbolic"):
         content_of_paths({".": folder})
     place = folder / name
@@ -127,7 +129,7 @@ def test_a_special_file_is_not_even_opened(folder: Path, monkeypatch: pytest.Mon
         opened.append(flags)
         return open_it(path, flags)
 
-    monkeypatch.setattr(host_files.os, "open", note)
+    monkeypatch.setattr(archive.os, "open", note)
     with pytest.raises(PolicyError, match="neither a file nor a folder"):
         content_of_paths({"x": folder / "pipe"})
     assert [flags & os.O_PATH for flags in opened] == [os.O_PATH]
@@ -141,7 +143,7 @@ def test_a_file_larger_than_all_may_be_is_refused_before_it_is_read(
     (folder / "only").mkdir()
     with (folder / "only" / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    monkeypatch.delattr(host_files, "_read_all")
+    monkeypatch.delattr(archive, "_read_all")
     for given in (folder / "only" / "sparse", folder / "only"):
         with pytest.raises(PolicyError, match=r"files or .* bytes, at 'x"):
             content_of_paths({"x": given})
@@ -161,7 +163,7 @@ def test_folders_count_and_their_depth_is_bounded(
     (folder / "/".join(["d"] * 33)).mkdir()
     with pytest.raises(PolicyError, match="more than 32 levels of folders"):
         content_of_paths({"x": folder})
-    monkeypatch.setattr(host_files, "MAX_FILES", 10)
+    monkeypatch.setattr(archive, "MAX_FILES", 10)
     for number in range(11):
         (folder / "inner" / str(number)).mkdir()
     with pytest.raises(PolicyError, match="more than 10 files"):
@@ -181,11 +183,11 @@ def test_one_name_for_two_files_is_refused(folder: Path) -> None:
 def test_a_folder_of_too_many_files_or_bytes_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_files, "MAX_FILES", 2)
+    monkeypatch.setattr(archive, "MAX_FILES", 2)
     with pytest.raises(PolicyError, match="more than 2 files"):
         content_of_paths({".": folder})
     monkeypatch.undo()
-    monkeypatch.setattr(host_files, "_MOST_BYTES", 20)
+    monkeypatch.setattr(archive, "_MOST_BYTES", 20)
     with pytest.raises(PolicyError, match="or 20 bytes"):
         content_of_paths({".": folder})
 
@@ -195,3 +197,24 @@ def test_the_command_copies_folders(folder: Path) -> None:
     for given, found in ((f"{folder}/", "project/main.py"), (f"{folder}:.", "main.py")):
         done = run("--file", given, "-c", f"import os\nprint(os.path.exists('{found}'))")
         assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.needs("userns")
+def test_too_many_paths_below_the_home_of_a_cell_are_named_with_their_number(
+    tmp_path: Path,
+) -> None:
+    paths = [tmp_path / f"file-{number}" for number in range(900)]
+    for path in paths:
+        path.touch()
+
+    def showing(count: int) -> Policy:
+        shown = Filesystem(read=tuple(map(str, paths[:count])))
+        home = {**policy_named("strict").environment, "HOME": str(tmp_path)}
+        return replace(policy_named("strict"), filesystem=shown, environment=home)
+
+    with Sandbox(policy=showing(100)) as sandbox:
+        assert sandbox.execute(f"open({str(paths[99])!r}).read()").value == ""
+    # /tmp itself has the directory of this test
+    number = r"^filesystem\.read: 901 paths are shown below /tmp, .*; it can show about 7\d\d there"
+    with pytest.raises(PolicyError, match=number):
+        Sandbox(policy=showing(900)).close()

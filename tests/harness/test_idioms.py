@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cellwright import Policy, Sandbox, SandboxStatus
-from cellwright.harness.sandbox.idioms import notices_of, without_fence
+from cellwright.harness.sandbox.calls.idioms import notices_of, without_fence
 from cellwright.policies.policy import Packages, Processes, Validation
 from tests.conftest import policy_named
 from tests.harness.test_cli import run

@@ -18,22 +18,21 @@ from hypothesis import strategies as st
 
 from cellwright import (
     AuditLog,
-    PauseDiffers,
-    PauseError,
+    HostSettings,
     PauseSettings,
     PolicyError,
     PoolSettings,
     Sandbox,
     Session,
-    SessionExpired,
     SessionLost,
     SessionSettings,
 )
-from cellwright.harness.sandbox.pausing.pausing import Pausing
-from cellwright.harness.sandbox.returning_cell import ReturningCell
-from cellwright.runner.branching_process import BranchingProcess
+from cellwright.errors import PauseDiffers, PauseError, SessionExpired
+from cellwright.harness.sandbox.sessions.life import SessionLife
+from cellwright.harness.sandbox.sessions.pausing import Pausing
+from cellwright.runner.sessions.branches import BranchingProcess
 from cellwright.testing import inspect
-from tests.conftest import policy_named, soon
+from tests.conftest import Clock, policy_named, soon
 from tests.harness.test_branching import REFUSED, STATES, value
 
 NEVER = 1_000_000.0
@@ -42,9 +41,11 @@ MEBIBYTE = 1 << 20
 
 
 def sandbox_at(directory: Path, sessions: SessionSettings = PAUSES, **given: Any) -> Sandbox:
-    settings = given.pop("pauses", PauseSettings(directory))
+    host = HostSettings(
+        pauses=given.pop("pauses", PauseSettings(directory)), pausable=given.pop("pausable", False)
+    )
     policy = policy_named(given.pop("policy", "strict"))
-    return Sandbox(policy=policy, pool=1, sessions=sessions, pauses=settings, **given)
+    return Sandbox(policy=policy, sessions=sessions, host=host, **{"pool": 1, **given})
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def states(directory: Path) -> list[str]:
 
 def pause(session: Session) -> bool:
     """Pause a session as if it had been idle for long; tell whether it is paused."""
-    session._returning.try_to_pause("it was idle")  # type: ignore[attr-defined]
+    session._life.try_to_pause("it was idle")  # type: ignore[attr-defined]
     return session.paused
 
 
@@ -172,11 +173,11 @@ def test_what_cannot_be_paused_stays_frozen_and_is_tried_once(
     with sandbox.session() as session:
         assert session.execute(REFUSED[why] + "\nkept = 7").ok
         if session.freeze():
-            used_at = session.cell.used_at  # type: ignore[attr-defined]
+            used_at = session.cell.clock.used_at  # type: ignore[attr-defined]
             for _ in range(3):
                 assert not pause(session)
             assert session.cell.is_frozen  # type: ignore[attr-defined]
-            assert session.cell.used_at == used_at  # type: ignore[attr-defined]
+            assert session.cell.clock.used_at == used_at  # type: ignore[attr-defined]
         else:
             assert not pause(session)
         assert len(keeps) == 1
@@ -208,7 +209,7 @@ def test_a_session_with_a_named_workspace_is_not_paused(tmp_path: Path) -> None:
         sandbox_at(tmp_path / "p", workspaces=tmp_path / "w") as box,
         box.session(workspace="named") as session,
     ):
-        session.cell.on_idle("it was idle")  # type: ignore[attr-defined]
+        session._life.on_idle("it was idle")  # type: ignore[attr-defined]
         assert session.lost == ""
         assert not session.paused
 
@@ -234,7 +235,7 @@ def test_a_request_for_a_paused_session_waits_until_another_is_idle(tmp_path: Pa
         next(running.output())
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(value, first, "x")
-            assert soon(first._returning._turn.locked)  # type: ignore[attr-defined]
+            assert soon(first._life._turn.locked)  # type: ignore[attr-defined]
             running.cancel()
             assert waiting.result(60) == 1
         assert running.result().reason == "cancelled"
@@ -327,14 +328,14 @@ def attended(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 def tries_of(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Return an event that is set once a session was tried to be paused."""
     tried = threading.Event()
-    attempt = ReturningCell.try_to_pause
+    attempt = SessionLife.try_to_pause
 
-    def try_to_pause(returning: ReturningCell, why: str) -> bool:
-        is_busy = attempt(returning, why)
+    def try_to_pause(life: SessionLife, why: str) -> bool:
+        is_busy = attempt(life, why)
         tried.set()
         return is_busy
 
-    monkeypatch.setattr(ReturningCell, "try_to_pause", try_to_pause)
+    monkeypatch.setattr(SessionLife, "try_to_pause", try_to_pause)
     return tried
 
 
@@ -345,7 +346,7 @@ def test_a_session_that_is_attended_to_is_paused_later(
         session.execute("x = 1")
         with attended(session, monkeypatch):
             assert not pause(session)
-            assert not session._returning.is_evictable  # type: ignore[attr-defined]
+            assert not session._life.is_evictable  # type: ignore[attr-defined]
         assert pause(session)
         assert value(session, "x") == 1
 
@@ -400,8 +401,8 @@ def test_a_request_that_comes_during_a_pause_waits(
         pausing = pool.submit(pause, session)
         assert gate.reached.wait(60)
         asked = pool.submit(value, session, "x")
-        returning = session._returning  # type: ignore[attr-defined]
-        assert soon(lambda: returning._wanted == 1)
+        life = session._life  # type: ignore[attr-defined]
+        assert soon(lambda: life._wanted == 1)
         gate.may_go_on.set()
         assert asked.result(60) == 1
         assert not pausing.result(60)
@@ -444,6 +445,14 @@ def test_a_paused_session_gives_its_token_away(sandbox: Sandbox, directory: Path
         session.execute("x")
     with sandbox.resume(token) as resumed:
         assert value(resumed, "x") == 1
+
+
+def test_the_trail_tells_that_a_token_was_given_away(tmp_path: Path) -> None:
+    log = AuditLog()
+    with sandbox_at(tmp_path, audit=log) as box:
+        paused(box.session()).pause()
+    told = [(each.action, each.target) for each in log.get_entries() if each.category == "session"]
+    assert told == [("opened", ""), ("paused", "it was idle"), ("paused", "it was paused")]
 
 
 def gone(path: Path) -> None:
@@ -541,7 +550,12 @@ def test_a_pausable_session_comes_back_though_its_launcher_ended(tmp_path: Path)
 def test_a_launcher_that_was_replaced_stays_for_its_paused_sessions(tmp_path: Path) -> None:
     pool = PoolSettings(size=1, cells_per_launcher=4)
     settings = PauseSettings(tmp_path)
-    with Sandbox(policy=policy_named("strict"), pool=pool, sessions=PAUSES, pauses=settings) as box:
+    with Sandbox(
+        policy=policy_named("strict"),
+        pool=pool,
+        sessions=PAUSES,
+        host=HostSettings(pauses=settings),
+    ) as box:
         sessions = [paused(box.session(), f"x = {number}") for number in range(3)]
         before = inspect(box).generation
         for _ in range(8):
@@ -556,13 +570,6 @@ def test_a_launcher_that_was_replaced_stays_for_its_paused_sessions(tmp_path: Pa
         for each in sessions:
             each.close()
         assert soon(lambda: not before.is_alive())
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_the_lifetime_goes_on_while_a_session_is_paused_and_idleness_does_not(
@@ -614,8 +621,8 @@ def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     for wrong in ({"pause_seconds": -1}, {"memory_bytes": 0.5}, {"memory_bytes": "1"}):
         with pytest.raises(PolicyError, match="sessions"):
             sandbox_at(tmp_path, SessionSettings(**wrong))  # type: ignore[arg-type]
-    with pytest.raises(PolicyError, match="fresh_exec"):
-        sandbox_at(tmp_path, fresh_exec=True)
+    with pytest.raises(PolicyError, match="cells_per_launcher=1"):
+        sandbox_at(tmp_path, pool=PoolSettings(cells_per_launcher=1))
 
 
 def test_a_process_that_dies_during_a_pause_harms_nobody(

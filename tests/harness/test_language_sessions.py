@@ -9,7 +9,6 @@ import pytest
 
 from cellwright import (
     AuditLog,
-    Executable,
     PolicyError,
     Sandbox,
     SandboxResult,
@@ -19,7 +18,8 @@ from cellwright import (
     SessionSettings,
     WorkspaceError,
 )
-from tests.conftest import newer_node, policy_named, soon
+from cellwright.results import Executable
+from tests.conftest import policy_named, soon
 from tests.escapes.test_sessions import told_to_go
 from tests.runner.test_leftovers import cgroups_of, descendants, descriptors
 
@@ -31,7 +31,7 @@ class Programs(NamedTuple):
 
     sets: str  # a variable to 5
     says: str  # it
-    defines: str  # what doubles
+    defines: str  # definitions that double
     doubles: str  # the variable
     prints: str  # out and err
     fails: str
@@ -75,20 +75,6 @@ EVERY = [
     for name in PROGRAMS
 ]
 SHELLS = ["bash", "sh"]
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=2) as box:
-        yield box
-
-
-@pytest.fixture(scope="module")
-def typed() -> Iterator[Sandbox]:
-    """One with a node that runs TypeScript."""
-    interpreters = {"javascript": newer_node()}
-    with Sandbox(policy=policy_named("strict"), pool=0, interpreters=interpreters) as box:
-        yield box
 
 
 @pytest.fixture(params=EVERY)
@@ -325,7 +311,7 @@ LATER = {
 def test_words_between_two_calls_are_a_violation(sandbox: Sandbox, language: str) -> None:
     with sandbox.session(language=language) as session:
         session.execute(LATER[language])
-        control = session._cell._held.cell.control
+        control = session.cell._held.cell.control
         assert soon(lambda: bool(select.select([control], [], [], 0)[0]))
         broken = session.execute(PROGRAMS[language].says)
         assert (broken.reason, broken.session_lost) == ("violation", True)
@@ -338,7 +324,7 @@ def test_a_background_job_of_a_shell_that_speaks_between_two_calls_is_one(
     with commands.session(language="bash") as session:
         assert session.execute("mkfifo go; (read x <go; printf garbage >&9) &").ok
         with told_to_go(session):
-            control = session._cell._held.cell.control
+            control = session.cell._held.cell.control
             assert soon(lambda: bool(select.select([control], [], [], 0)[0]))
         broken = session.execute(":")
         assert (broken.reason, broken.session_lost) == ("violation", True)
@@ -388,7 +374,9 @@ def test_a_shell_of_a_session_reads_and_writes_no_history(commands: Sandbox) -> 
 def test_old_kernels_signal_the_group_by_its_number(
     commands: Sandbox, language: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cellwright.runner.cells._PROCESS_GROUP", 1 << 30)  # EINVAL, as on those
+    monkeypatch.setattr(
+        "cellwright.runner.cells.cell._PROCESS_GROUP", 1 << 30
+    )  # EINVAL, as on those
     with commands.session(language=language) as session:
         session.execute("x=5")
         late = session.execute("sleep 60; echo never", timeout=0.2)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus
+from cellwright import HostSettings, LaunchError, PolicyError, Sandbox, SandboxStatus
 from cellwright.policies.languages import (
     LANGUAGES,
     language_called,
@@ -132,7 +132,7 @@ def test_arguments_stay_in_a_session_until_a_call_has_others(
     with sandbox.session(language=language) as session:
         for given, expected in ((ARGUMENTS, ARGUMENTS), ((), ARGUMENTS), (others, others)):
             said = session.execute(code, arguments=given).stdout
-            if language in ("bash", "sh"):  # which print what JSON would escape
+            if language in ("bash", "sh"):  # these shells print characters that JSON would escape
                 assert all(each in said for each in expected)
             else:
                 assert json.loads(said) == expected
@@ -328,20 +328,12 @@ def test_a_shell_under_the_standard_profile_has_its_commands(standard: Sandbox) 
 def test_a_language_that_is_not_installed_names_its_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(interpreters, "_PLACES", "/nowhere")
+    monkeypatch.setattr(interpreters, "PLACES", "/nowhere")
     with (
         Sandbox(policy=policy_named("strict"), pool=0) as box,
         pytest.raises(LaunchError, match=r"ruby is not installed(.|\n)*install the package ruby"),
     ):
         box.execute("1", "ruby")
-
-
-@pytest.fixture(scope="module")
-def typed() -> Iterator[Sandbox]:
-    """One with a node that runs TypeScript."""
-    interpreters = {"javascript": newer_node()}
-    with Sandbox(policy=policy_named("strict"), pool=0, interpreters=interpreters) as box:
-        yield box
 
 
 TYPED = pytest.mark.needs("newer_node")
@@ -396,7 +388,9 @@ def test_a_node_that_cannot_strip_types_is_named_with_what_is_needed(tmp_path: P
     needed = r"node is v20\.1\.0, .* node 22\.13 or newer(.|\n)*interpreters="
     with (
         Sandbox(
-            policy=policy_named("strict"), pool=0, interpreters={"javascript": str(old)}
+            policy=policy_named("strict"),
+            pool=0,
+            host=HostSettings(interpreters={"javascript": str(old)}),
         ) as box,
         pytest.raises(LaunchError, match=needed),
     ):
@@ -421,7 +415,7 @@ def test_interpreters_that_make_no_sense_are_refused(
     interpreters: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(PolicyError, match=complaint):
-        Sandbox(policy=policy_named("strict"), interpreters=interpreters).close()
+        Sandbox(policy=policy_named("strict"), host=HostSettings(interpreters=interpreters)).close()
 
 
 @JAVASCRIPT
@@ -507,14 +501,16 @@ def test_the_shells_of_the_host_are_there() -> None:
 def test_only_the_launcher_of_the_language_that_is_named_is_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from cellwright.runner import spawn
+    from cellwright.runner.launching import spawn
 
     started: list[int] = []
     start = spawn._spawn
     monkeypatch.setattr(
         spawn, "_spawn", lambda *given: started.append(start(*given)) or started[-1]
     )
-    with Sandbox(policy=policy_named("strict"), pool=0, language="js") as sandbox:
+    with Sandbox(
+        policy=policy_named("strict"), pool=0, host=HostSettings(language="js")
+    ) as sandbox:
         assert sandbox.execute("6 * 7", "javascript").value == 42
         assert len(started) == 1
         assert sandbox.execute("6 * 7").value == 42
@@ -522,4 +518,4 @@ def test_only_the_launcher_of_the_language_that_is_named_is_started(
             assert session.execute("6 * 7").value == 42
         assert len(started) == 2
     with pytest.raises(PolicyError, match="unknown language 'cobol'"):
-        Sandbox(language="cobol")
+        Sandbox(host=HostSettings(language="cobol"))

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from cellwright import PolicyError, Sandbox
-from cellwright.harness.cli.learn import learn
 from cellwright.harness.cli.main import main
-from cellwright.policies.loading import load_policy
+from cellwright.harness.cli.running.learn import learn
 from cellwright.policies.policy import Policy, Python
+from cellwright.policies.profiles.loading import load_policy
 from tests.conftest import OPTIONAL, policy_named
 
 PROGRAM = """
@@ -66,6 +66,20 @@ def test_what_no_policy_gives_is_refused_while_learning_too(tmp_path: Path) -> N
     text, result = learn(written(tmp_path, code), policy_named("strict"))
     assert result.value == [-1, 1]
     assert "# unshare was refused" in text
+
+
+def test_files_of_the_whole_machine_and_its_terminals_are_not_proposed(tmp_path: Path) -> None:
+    """A policy that names them would show those of the host."""
+    program = """
+import os
+for path, flags in (("/proc/kallsyms", 0), ("/proc/1/mem", 2), ("/dev/ptmx", 2), ("/dev/console", 2)):
+    try: os.close(os.open(path, flags))
+    except OSError: pass
+try: os.listdir("/sys/kernel")
+except OSError: pass
+"""
+    text, _ = learn(written(tmp_path, program), policy_named("strict"))
+    assert "filesystem" not in text
 
 
 def test_a_script_needs_the_program_that_reads_it(tmp_path: Path) -> None:

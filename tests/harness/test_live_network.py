@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import AuditError, AuditLog, ClosedError, PolicyError, Sandbox
+from cellwright import AuditLog, ClosedError, PolicyError, Sandbox
+from cellwright.errors import AuditError
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.policy import Network
-from cellwright.runner import egress_process
+from cellwright.runner.confined import egress_process
 from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.network import NAME, Server, policy, resolving, serving, tcp
@@ -99,6 +100,22 @@ def test_a_name_is_pending_while_the_program_that_asked_runs_on(
         assert box.network.pending() == ()
 
 
+def test_other_rules_take_the_place_of_the_policys(box: Sandbox, server: Server) -> None:
+    with box.session() as session:
+        code = f"{_ASK}\nsock = reach({NAME!r})\necho(sock)"
+        assert session.execute(code, inputs={"port": server.port}).value == "x"
+        box.network.replace([tcp(server.port, OTHER)])
+        assert session.execute("echo(sock)").value in ("ConnectionResetError", "BrokenPipeError")
+        assert session.execute(f"[ask({NAME!r}), ask({OTHER!r})]").value == ["gaierror", "x"]
+        box.network.replace([])
+        assert session.execute(f"ask({OTHER!r})").value == "gaierror"
+        with pytest.raises(PolicyError, match="ports"):
+            box.network.replace([tcp(server.port), NetworkRule(host=OTHER, ports=(1,))])
+        box.network.replace([tcp(server.port)])
+        assert session.execute(f"[ask({NAME!r}), ask({OTHER!r})]").value == ["x", "gaierror"]
+    assert box.network.rules == (f"allow {NAME}:{server.port}",)
+
+
 def test_each_change_is_recorded(box: Sandbox, server: Server) -> None:
     box.network.allow(tcp(server.port, OTHER, lifetime_seconds=60.0))
     box.network.deny(NetworkDenial(host=OTHER))
@@ -125,7 +142,7 @@ def test_what_cannot_be_recorded_is_not_allowed(
         with pytest.raises(AuditError):
             box.network.allow(tcp(server.port, OTHER))
         assert box.network.rules == (f"allow {NAME}:{server.port}",)
-        box.network.deny(NAME)  # which is safe, and done
+        box.network.deny(NAME)  # a denial is safe, and takes effect
         assert box.network.rules[-1] == f"deny {NAME}"
 
 

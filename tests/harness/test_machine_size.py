@@ -3,17 +3,19 @@
 import errno
 import os
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from cellwright import Sandbox
-from cellwright.runner import launch
-from cellwright.runner.fixed_root import PROC_NAMES
+from cellwright.policies.errors import WorkspaceError
+from cellwright.policies.policy import Filesystem
+from cellwright.runner.fixed_root import PROC_NAMES, SETTINGS
 from cellwright.runner.kernel import notifications
-from cellwright.runner.machine import SETTINGS
-from cellwright.runner.watching import machine_files
-from tests.conftest import OPTIONAL, policy_named, soon, with_limits
+from cellwright.runner.listening import machine_files
+from tests.conftest import policy_named, soon, with_limits
+from tests.escapes.without import without_listener
 
 pytestmark = pytest.mark.needs("userns")
 MIB = 1024 * 1024
@@ -41,14 +43,7 @@ def test_every_way_to_ask_tells_the_limits_of_the_cell(strict: Sandbox) -> None:
 
 
 def test_without_the_listener_runtimes_see_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    deaf = msgspec.structs.replace(policy_named("strict"), optional_layers=(*OPTIONAL, "listener"))
-    probe = launch.probe_host
-    monkeypatch.setattr(
-        launch,
-        "probe_host",
-        lambda *given: msgspec.structs.replace(probe(*given), listener="switched off"),
-    )
-    with Sandbox(policy=deaf, pool=0) as box:
+    with Sandbox(policy=without_listener(monkeypatch), pool=0) as box:
         result = box.execute("import os; os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')")
     assert result.value == HOST
 
@@ -127,6 +122,37 @@ len({os.fstat(each.fileno()).st_ino for each in kept})
     assert 1 < strict.execute(code).value < 400
 
 
+_KEEPS = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+def keep(most):
+    places, said = [], 0
+    try:
+        while len(places) < most:
+            descriptor = os.open("/proc/uptime", os.O_RDONLY)
+            places.append(libc.mmap(None, 4096, 1, 2, descriptor, 0))
+            os.close(descriptor)
+    except OSError as error: said = error.errno
+    return places, said
+places, said = keep(1500)
+seen = [len(places), said]
+for place in places: libc.munmap(ctypes.c_void_p(place), 4096)
+[*seen, len(keep(100)[0])]
+"""
+
+
+def test_files_that_a_cell_keeps_open_are_bounded_until_it_closes_them(
+    strict: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapping keeps a file open without a descriptor, and the supervisor is charged for it."""
+    assert strict.execute(_KEEPS).value == [1500, 0, 100]
+    monkeypatch.setattr(machine_files, "_MOST_OPEN", 1000)
+    monkeypatch.setattr(machine_files, "_LOOK_SECONDS", 0.0)
+    assert strict.execute(_KEEPS).value == [1000, errno.ENFILE, 100]
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -181,7 +207,8 @@ def test_tables_of_sockets_tell_no_address_of_the_kernel(
 ) -> None:
     monkeypatch.setattr(machine_files, "_of_process", lambda *_: b"head\n" + line)
     told = machine_files._network(name)(1)
-    assert told == b"head\n" + line.replace(b"ffff888012345678", b"0" * 16)
+    line = line.replace(b"ffff888012345678", b"0" * 16)
+    assert told == b"head\n" + line.replace(b" 1000 ", b"65534 " if name != "unix" else b"")
 
 
 def test_what_was_read_of_a_caller_that_is_gone_is_not_kept(
@@ -220,3 +247,84 @@ seen
     assert found[0] == 1
     assert found[1] == errno.ESRCH
     assert all(found[2:])
+
+
+# Garbage of 3 GiB beside live data of 50 and 200 MiB: a heap of the host's size would be killed for memory.
+GARBAGE = {
+    "java": "cat >G.java <<'END'\nclass G { public static void main(String[] a) { byte[][] live = new byte[50][];"
+    " for (int i = 0; i < 3000; i++) live[i % 50] = new byte[1 << 20]; System.out.println(\"collected\"); } }\nEND\n"
+    "java G.java",
+    "node": "node -e 'const live = []; for (let r = 0; r < 60; r++) for (let i = 0; i < 300000; i++)"
+    " live[i] = {a: i, b: [r]}; console.log(\"collected\")'",
+}  # fmt: skip
+
+
+@pytest.mark.needs("cgroup")
+@pytest.mark.parametrize(
+    "runtime", [pytest.param(each, marks=pytest.mark.needs(each)) for each in GARBAGE]
+)
+def test_a_runtime_that_makes_garbage_collects_it(workshop: Sandbox, runtime: str) -> None:
+    result = workshop.execute(GARBAGE[runtime], "bash")
+    assert (result.stdout, result.exit_code) == ("collected\n", 0), result.stderr
+    assert result.usage.killed_for_memory == 0
+
+
+RESERVES = """
+import os
+file = os.memfd_create("doublemapper")
+try: os.ftruncate(file, 2 << 40)
+except OSError as error: size = error.errno
+else: size = os.fstat(file).st_size
+size
+"""
+
+
+def test_a_runtime_may_reserve_more_than_it_uses(strict: Sandbox, tmp_path: Path) -> None:
+    """What .NET asks for at its start.  A file on the host stays no larger than the workspace."""
+    assert strict.execute(RESERVES).value == 2 << 40
+    tmp_path.chmod(0o777)
+    policy = msgspec.structs.replace(
+        policy_named("strict"), filesystem=Filesystem(write=(str(tmp_path),))
+    )
+    with Sandbox(policy=policy) as box:
+        assert box.execute(RESERVES).value == errno.EFBIG
+
+
+@pytest.mark.needs("java")
+def test_a_heap_in_a_file_of_memory_may_be_larger_than_the_workspace(workshop: Sandbox) -> None:
+    assert policy_named("workshop").limits.workspace_bytes < 600 * MIB
+    result = workshop.execute("java -XX:+UseZGC -Xmx600m -version", "bash")
+    assert result.exit_code == 0, result.stdout
+
+
+def test_files_that_claim_two_tebibytes_are_told_as_such(strict: Sandbox) -> None:
+    code = "for n in range(300):\n    with open(f'f{n}', 'wb') as file: file.truncate(2 << 40)"
+    with strict.session() as session:
+        result = session.execute(code, collect=["*"])
+        assert result.ok
+        assert sum(file.size_bytes for file in result.files) == 300 * (2 << 40)
+        assert session.execute("open('f0', 'wb').truncate((2 << 40) + 1)").error is not None
+        with pytest.raises(WorkspaceError, match="claim more than"):
+            session.snapshot()
+
+
+def test_what_a_process_writes_about_itself_succeeds_or_is_no_violation(strict: Sandbox) -> None:
+    """The JVM, PostgreSQL, sshd; the score stays what it was, for cells are to be killed first."""
+    result = strict.execute("""
+import os, threading
+def write(path, text):
+    try:
+        with open(path, "w") as file: file.write(text)
+    except OSError as error: return type(error).__name__
+me, score = f"/proc/{os.getpid()}", open("/proc/self/oom_score_adj").read()
+done = [write("/proc/self/coredump_filter", "0x31"),
+        write(f"{me}/coredump_filter", "0"), write("/proc/self/timerslack_ns", "1000")]
+refused = [write(f"/proc/self/task/{threading.get_native_id()}/comm", "x"), write(f"{me}/clear_refs", "1"),
+           write("/proc/self/oom_score_adj", "-500"), write("/proc/1/oom_score_adj", "0")]
+[done, refused, open("/proc/self/oom_score_adj").read() == score]
+""")
+    done, refused, is_kept = result.value
+    assert done == [None] * 3
+    assert None not in refused
+    assert is_kept
+    assert result.violations == ()

@@ -19,16 +19,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cellwright import Sandbox
-from cellwright.harness.sandbox.monty_evaluator import MontyEvaluator
+from cellwright import HostSettings, Sandbox
+from cellwright.harness.sandbox.calls.monty_evaluator import MontyEvaluator
+from cellwright.policies.advice.explanation import explain
 from cellwright.policies.errors import PolicyError
-from cellwright.policies.explain import explain
-from cellwright.policies.loading import load_policy, policy_of_data, profile_names
 from cellwright.policies.narrowing import exceeds, narrow
 from cellwright.policies.policy import Evaluator, Isolation, Limits, Policy, check_policy
+from cellwright.policies.profiles.loading import load_policy, policy_of_data, profile_names
 from cellwright.policies.source.pure import is_plain_value, is_pure
-from cellwright.runner.request import Request
-from cellwright.runner.result import SandboxResult
+from cellwright.runner.requests.request import Request
+from cellwright.runner.requests.result import SandboxResult
 from tests.conftest import policy_named, with_limits
 from tests.harness.packages.wheels import good_wheel, store_at
 
@@ -126,7 +126,9 @@ def test_a_call_with_packages_gets_a_cell(tmp_path: Path) -> None:
     policy = policy_named("strict", evaluator=MONTY)
     store = store_at(tmp_path / "store", tmp_path)
     patient = Limits(wall_seconds=300.0)  # a set is built within the time of the call
-    with Sandbox(policy=replace(policy, limits=patient), package_store=store, pool=0) as sandbox:
+    with Sandbox(
+        policy=replace(policy, limits=patient), pool=0, host=HostSettings(package_store=store)
+    ) as sandbox:
         assert sandbox.execute("1 + 1").evaluator == "monty"
         assert sandbox.execute("1 + 1", packages=["thing"]).evaluator == ""
 

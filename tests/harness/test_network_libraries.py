@@ -13,8 +13,8 @@ import pytest
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Limits, Network, Policy, Python
-from cellwright.runner.host import probe
-from cellwright.runner.result import NetworkConnection
+from cellwright.runner.host import plans
+from cellwright.runner.requests.result import NetworkConnection
 from tests.conftest import OPTIONAL, policy_named
 from tests.network import NAME, needs_openssl, policy, resolving
 from tests.web_server import LARGE, WebServer
@@ -36,7 +36,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
 def network(outside: WebServer) -> Iterator[Network]:
     with pytest.MonkeyPatch.context() as patch:
         resolving(patch, {NAME: [["127.0.0.1"]]})
-        patch.setattr(probe, "_CERTIFICATES", (str(outside.trusted),))
+        patch.setattr(plans, "_CERTIFICATES", (str(outside.trusted),))
         yield policy(NetworkRule(host=NAME, ports=(outside.port,))).network
 
 

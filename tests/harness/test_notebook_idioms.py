@@ -9,8 +9,8 @@ import pytest
 
 from cellwright import Sandbox
 from cellwright.harness.adapters.jupyter.notebook_session import NotebookOutcome, NotebookSession
-from cellwright.harness.sandbox.idioms import without_indent
-from cellwright.policies.compile import home_below_home
+from cellwright.harness.sandbox.calls.idioms import without_indent
+from cellwright.policies.compiling.environment import own_home
 from tests.conftest import policy_named
 
 
@@ -155,7 +155,7 @@ def test_values_are_shown_by_ipythons_own_names(notebook: Notebook) -> None:
     assert (outcome.value or {})["text/html"] == "<i>last</i>"
 
 
-def test_workspace_is_also_at_a_home_below_home() -> None:
+def test_workspace_is_also_at_a_own_home() -> None:
     policy = policy_named("workshop")
     at_home = msgspec.structs.replace(
         policy, environment={**policy.environment, "HOME": "/home/user"}
@@ -171,5 +171,5 @@ def test_workspace_is_also_at_a_home_below_home() -> None:
     shown = msgspec.structs.replace(
         at_home, filesystem=msgspec.structs.replace(at_home.filesystem, read=("/home",))
     )
-    assert home_below_home(at_home) == "/home/user"
-    assert home_below_home(shown) == ""
+    assert own_home(at_home) == "/home/user"
+    assert own_home(shown) == ""

@@ -1,13 +1,14 @@
 """Packages of an environment in a cell, and modules that are imported ahead."""
 
+import os
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cellwright import Policy, PolicyError, Sandbox, exceeds, narrow
-from cellwright.policies.policy import Filesystem, Processes, Python
+from cellwright import Policy, PolicyError, PoolSettings, Sandbox, exceeds, narrow
+from cellwright.policies.policy import Filesystem, Limits, Processes, Python
 from tests.conftest import OPTIONAL
 
 ENVIRONMENT = sysconfig.get_path("purelib")
@@ -118,6 +119,38 @@ def test_no_two_cells_draw_the_same(sandbox_of: Callable[..., Sandbox]) -> None:
         assert held.value == 0.417022004702574
 
 
+TORCH = """
+import os
+class Generator:
+    def seed(self):
+        self.initial = os.urandom(8).hex()
+default_generator, threads = Generator(), 1
+default_generator.initial = "the launcher's seed"
+def set_num_threads(count):
+    global threads
+    threads = count
+def seed():
+    default_generator.seed()
+"""
+
+
+def test_a_preloaded_torch_has_other_draws_and_the_processors_of_each_cell(place: Path) -> None:
+    """It made its generator in the launcher, and read there that it has one thread."""
+    (place / "torch.py").write_text(TORCH)
+    read = "import torch\n[torch.default_generator.initial, torch.threads]"
+    policy = Policy(
+        python=Python(path=(str(place),), preload=("torch",)), limits=Limits(cpus=2.0),
+        optional_layers=OPTIONAL,
+    )  # fmt: skip
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        found = [sandbox.execute(read).value for _ in range(2)]
+        with sandbox.session() as session:
+            found += [session.execute(read).value for _ in range(2)]
+    assert found[2] == found[3]
+    assert len({drawn for drawn, _ in found} | {"the launcher's seed"}) == 4
+    assert {threads for _, threads in found} == {min(2, len(os.sched_getaffinity(0)))}
+
+
 def test_numerical_libraries_start_no_more_threads_than_the_cell_has_cpus(
     sandbox_of: Callable[..., Sandbox],
 ) -> None:
@@ -131,7 +164,7 @@ def test_each_call_can_have_an_address_layout_of_its_own() -> None:
     policy = Policy(optional_layers=OPTIONAL)
     with Sandbox(policy=policy, pool=0) as sandbox:
         assert len({str(sandbox.execute(where).value) for _ in range(3)}) == 1
-    with Sandbox(policy=policy, pool=0, fresh_exec=True) as sandbox:
+    with Sandbox(policy=policy, pool=PoolSettings(size=0, cells_per_launcher=1)) as sandbox:
         assert len({str(sandbox.execute(where).value) for _ in range(3)}) == 3
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import PauseSettings, Sandbox, SessionSettings
-from cellwright.harness.sandbox.pausing import owned_directory, state_file
-from cellwright.harness.sandbox.pausing.owned_directory import OwnedDirectory, files_of
-from cellwright.harness.sandbox.pausing.state_file import PauseToken
-from cellwright.harness.sandbox.pausing.store import PausedStates
+from cellwright import HostSettings, PauseSettings, Sandbox, SessionSettings
+from cellwright.harness.sandbox.sessions import pause_store, state_file
+from cellwright.harness.sandbox.sessions.pause_store import OwnedDirectory, PausedStates, files_of
+from cellwright.harness.sandbox.sessions.state_file import PauseToken
 from tests.conftest import ROOT, policy_named, soon
 from tests.forked import exit_code_of
 from tests.harness.test_branching import value
+from tests.harness.test_idle_pauses import states
 
 IDLE = SessionSettings(pause_seconds=1_000_000.0)
 KILLED = """
@@ -27,7 +27,7 @@ sessions = [box.session() for _ in range(4)]
 for number, session in enumerate(sessions):
     session.execute(f"x = {number}")
 for session in sessions[:3]:
-    session._returning.try_to_pause("it was idle")
+    session._life.try_to_pause("it was idle")
     assert session.paused
 print(sessions[2].pause(), sessions[3].pause(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -37,11 +37,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 def pausable(directory: Path) -> Sandbox:
     settings = PauseSettings(directory)
     policy = policy_named("strict")
-    return Sandbox(policy=policy, pool=1, pauses=settings, sessions=IDLE, pausable=True)
-
-
-def states(directory: Path) -> list[str]:
-    return sorted(each.name for each in directory.rglob("*.session"))
+    return Sandbox(
+        policy=policy, pool=1, sessions=IDLE, host=HostSettings(pauses=settings, pausable=True)
+    )
 
 
 def written(states: PausedStates) -> PauseToken:
@@ -98,11 +96,11 @@ def test_states_count_towards_the_quota_of_others(tmp_path: Path) -> None:
 KILLED_SERVER = """
 import os, signal, sys
 from pathlib import Path
-from cellwright import Sandbox
-from cellwright.harness.servers.owned_sessions import SessionLimits
+from cellwright import HostSettings, Sandbox
+from cellwright.harness.servers.services import SessionLimits
 from tests.conftest import policy_named
 pauses = SessionLimits().pauses._replace(directory=sys.argv[1])
-with Sandbox(policy=policy_named("strict"), pool=1, pauses=pauses) as box:
+with Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=pauses)) as box:
     first, second = box.session(), box.session()
     second.execute("x = 42")
     first.pause()
@@ -175,7 +173,7 @@ def test_a_forked_child_removes_nothing_of_its_parent(tmp_path: Path) -> None:
     assert len(states(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(("place", "step"), [(os, "open"), (owned_directory, "_lock")])
+@pytest.mark.parametrize(("place", "step"), [(os, "open"), (pause_store, "_lock")])
 def test_a_directory_that_is_swept_before_it_is_locked_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: object, step: str
 ) -> None:

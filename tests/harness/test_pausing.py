@@ -15,9 +15,8 @@ import pytest
 
 from cellwright import (
     AuditLog,
+    HostSettings,
     LaunchError,
-    PauseDiffers,
-    PauseError,
     PauseSettings,
     PolicyError,
     Sandbox,
@@ -25,14 +24,14 @@ from cellwright import (
     SessionLost,
     SessionSettings,
 )
-from cellwright.harness.sandbox.pausing import state_file, store
-from cellwright.harness.sandbox.pausing.state_file import PauseToken
-from cellwright.harness.sandbox.pausing.store import PausedStates
-from cellwright.runner.branching_process import BranchingProcess
-from cellwright.runner.session_pauses import memory_to_keep, restore_session
-from cellwright.runner.threads import begin
+from cellwright.errors import PauseDiffers, PauseError
+from cellwright.harness.sandbox.sessions import pause_store, state_file
+from cellwright.harness.sandbox.sessions.pause_store import PausedStates
+from cellwright.harness.sandbox.sessions.state_file import PauseToken
+from cellwright.runner.concurrency import begin_thread
+from cellwright.runner.sessions.branches import BranchingProcess, memory_to_keep, restore_session
 from tests.conftest import ROOT, policy_named
-from tests.harness.test_branching import REFUSED, STATES, value
+from tests.harness.test_branching import STATES, WIPED, value
 
 KEY = "a key of at least 32 characters: "
 MARK = "mark-" * 20
@@ -46,7 +45,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sandbox(directory: Path) -> Iterator[Sandbox]:
     settings = PauseSettings(directory)
-    with Sandbox(policy=policy_named("strict"), pool=2, pauses=settings) as box:
+    with Sandbox(policy=policy_named("strict"), pool=2, host=HostSettings(pauses=settings)) as box:
         yield box
 
 
@@ -88,31 +87,15 @@ def test_a_session_is_paused_again_and_again(sandbox: Sandbox, directory: Path) 
     session.close()
 
 
-def test_a_paused_session_has_no_cell_and_no_calls(sandbox: Sandbox) -> None:
+def test_a_resumed_session_is_branched_by_memory(sandbox: Sandbox) -> None:
     session = sandbox.session()
     session.execute("x = 1")
     token = session.pause()
-    with pytest.raises(SessionLost, match="it was paused"):
-        session.execute("x")
     with sandbox.resume(token) as resumed:
         resumed.execute("x += 1")
-        with pytest.raises(PolicyError, match="before a session was paused"):
-            resumed.fork()
         (branch,) = resumed.branch()
         assert (branch.forked_by, value(branch, "x")) == ("memory", 2)
         branch.close()
-
-
-@pytest.mark.parametrize("why", ["threads", "a socket", "shares memory", "special file"])
-def test_what_cannot_be_paused_is_named_and_goes_on(
-    sandbox: Sandbox, directory: Path, why: str
-) -> None:
-    with sandbox.session() as session:
-        assert session.execute(REFUSED[why] + "\nkept = 7").ok
-        with pytest.raises(PauseError, match=why):
-            session.pause()
-        assert value(session, "kept") == 7
-    assert states(directory) == []
 
 
 def test_other_languages_and_named_workspaces_are_refused(tmp_path: Path) -> None:
@@ -134,25 +117,6 @@ def test_other_languages_and_named_workspaces_are_refused(tmp_path: Path) -> Non
             session.pause()
 
 
-def test_a_token_is_used_once(sandbox: Sandbox) -> None:
-    session = sandbox.session()
-    session.execute("x = 1")
-    token = session.pause()
-    sandbox.resume(token).close()
-    with pytest.raises(PauseError, match="no such paused session"):
-        sandbox.resume(token)
-
-
-def test_a_token_can_be_used_again_if_it_was_of_no_use(sandbox: Sandbox) -> None:
-    session = sandbox.session(id="same")
-    session.execute("x = 1")
-    token = session.pause()
-    with sandbox.session(id="same"), pytest.raises(PauseError, match="a session of its id lives"):
-        sandbox.resume(token)
-    with sandbox.resume(token) as resumed:
-        assert value(resumed, "x") == 1
-
-
 def test_a_state_is_discarded_by_its_own_token_alone(sandbox: Sandbox, directory: Path) -> None:
     token = sandbox.session().pause()
     forged = PauseToken(PauseToken.parse(token).id, os.urandom(32))
@@ -164,16 +128,6 @@ def test_a_state_is_discarded_by_its_own_token_alone(sandbox: Sandbox, directory
     for each in (sandbox.resume, sandbox.discard):
         with pytest.raises(PauseError, match="no such paused session"):
             each(token)
-
-
-@pytest.mark.parametrize(
-    "token",
-    ["", "cwp_", "cwp_../../etc/passwd_00", "x" * 10_000, 7, None, f"cwp_{'a' * 32}_{'b' * 63}", "cwp_" + "\u0661" * 32 + "_" + "b" * 64],
-)  # fmt: skip
-def test_what_is_no_token_is_refused(sandbox: Sandbox, token: str) -> None:
-    with pytest.raises(PauseError, match="is no token") as refused:
-        sandbox.resume(token)
-    assert "etc" not in str(refused.value)
 
 
 def cut(data: bytes) -> bytes:
@@ -233,7 +187,7 @@ def test_a_changed_state_is_refused_before_it_reaches_a_cell(
     change: str, key: str | None,
 ) -> None:  # fmt: skip
     box, token, data = paused[key]
-    path = path_of(Path(box._given.pauses.directory or ""), token)
+    path = path_of(Path(box._given.host.pauses.directory or ""), token)
     path.write_bytes(CHANGES[change](data))
     with pytest.raises(PauseError):
         box.resume(token)
@@ -251,7 +205,7 @@ def paused(
             directory = tmp_path_factory.mktemp("changed")
             settings = PauseSettings(directory, key)
             box = closing.enter_context(
-                Sandbox(policy=policy_named("strict"), pool=1, pauses=settings)
+                Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings))
             )
             session = box.session()
             session.execute(f"x = {MARK!r}")
@@ -277,17 +231,23 @@ def test_pieces_are_bound_to_their_places() -> None:
     os.close(file)
 
 
+def test_memory_that_a_fork_wipes_is_not_kept(sandbox: Sandbox) -> None:
+    session = sandbox.session()
+    session.execute(WIPED)
+    with sandbox.resume(session.pause()) as resumed:
+        assert value(resumed, "m[:] == bytes(4096)") is True
+
+
 def test_memory_that_only_the_fresh_cell_has_is_dropped(sandbox: Sandbox) -> None:
     with sandbox.session() as source, sandbox.session() as fresh:
         source.execute("x = [bytes(100_000) for _ in range(200)]")  # zeros that nobody touched
         fresh.execute("y = [b'y' * 100_000 for _ in range(200)]")
         process = source._services.branching  # type: ignore[attr-defined]
-        plan = source.plan  # type: ignore[attr-defined]
-        with source._returning.here.fresh_cell() as cell:  # type: ignore[attr-defined]
-            image = memory_to_keep(cell, -1, process, plan, 1 << 30)
+        with source._life.pausable().fresh_cell() as cell:  # type: ignore[attr-defined]
+            image = memory_to_keep(cell, -1, process, 1 << 30)
         with source.cell.resting() as (held, past):  # type: ignore[attr-defined]
-            kept = memory_to_keep(held, image, process, plan, 1 << 30)
-        restore_session(fresh.cell, (), image, kept, process, plan)  # type: ignore[attr-defined]
+            kept = memory_to_keep(held, image, process, 1 << 30)
+        restore_session(fresh.cell, (), image, kept, process)  # type: ignore[attr-defined]
         fresh.cell.continue_from(past)  # type: ignore[attr-defined]
         os.close(image)
         os.close(kept)
@@ -298,7 +258,7 @@ def test_only_its_own_token_opens_a_state(
     paused: dict[str | None, tuple[Sandbox, str, bytes]], restored: list[object]
 ) -> None:
     box, token, data = paused[None]
-    path = path_of(Path(box._given.pauses.directory or ""), token)
+    path = path_of(Path(box._given.host.pauses.directory or ""), token)
     path.write_bytes(data)
     forged = PauseToken(PauseToken.parse(token).id, os.urandom(32))
     other = PauseToken.new()
@@ -319,12 +279,14 @@ def test_the_state_is_encrypted_with_a_key(
     assert MARK.encode() in paused[None][2]
     assert MARK.encode() not in paused[KEY][2]
     box, token, data = paused[KEY]
-    directory = Path(box._given.pauses.directory or "")
+    directory = Path(box._given.host.pauses.directory or "")
     path_of(directory, token).write_bytes(data)
     for key, why in ((None, "with a key"), (KEY + "other", "was changed")):
         settings = PauseSettings(directory, key)
         with (
-            Sandbox(policy=policy_named("strict"), pool=0, pauses=settings) as other,
+            Sandbox(
+                policy=policy_named("strict"), pool=0, host=HostSettings(pauses=settings)
+            ) as other,
             pytest.raises(PauseError, match=why),
         ):
             other.resume(token)
@@ -339,7 +301,7 @@ def test_a_file_that_is_not_this_users_alone_is_refused(
     if how == "owner" and os.geteuid():
         pytest.skip("only root gives files away")
     box, token, data = paused[None]
-    path = path_of(Path(box._given.pauses.directory or ""), token)
+    path = path_of(Path(box._given.host.pauses.directory or ""), token)
     path.unlink(missing_ok=True)
     if how == "link":
         (tmp_path / "state").write_bytes(data)
@@ -364,7 +326,7 @@ def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path) -> None
     tmp_path.chmod(0o777)
     settings = PauseSettings(tmp_path)
     with (
-        Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as box,
+        Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings)) as box,
         box.session() as session,
         pytest.raises(PauseError, match="others may write"),
     ):
@@ -395,7 +357,7 @@ def test_states_expire_and_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ["most_bytes", "quota_bytes", "sandbox_bytes"])
 def test_what_is_too_large_is_refused_and_goes_on(tmp_path: Path, limit: str) -> None:
     settings = PauseSettings(tmp_path)._replace(**{limit: 12 << 20})
-    with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as box:
+    with Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings)) as box:
         session = box.session()
         session.execute("x = bytearray(b'x') * (16 << 20)")
         with pytest.raises(PauseError, match="more memory"):
@@ -415,7 +377,9 @@ def test_what_is_too_large_is_refused_and_goes_on(tmp_path: Path, limit: str) ->
 
 def pausable(directory: Path, policy: str = "strict") -> Sandbox:
     settings = PauseSettings(directory)
-    return Sandbox(policy=policy_named(policy), pool=1, pausable=True, pauses=settings)
+    return Sandbox(
+        policy=policy_named(policy), pool=1, host=HostSettings(pausable=True, pauses=settings)
+    )
 
 
 def test_a_session_is_resumed_by_another_launcher(tmp_path: Path) -> None:
@@ -445,7 +409,7 @@ def test_what_differs_after_a_restart_is_named(tmp_path: Path) -> None:
         session.execute("x = 1")
         token = session.pause()
     settings = PauseSettings(tmp_path)
-    with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as box:
+    with Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings)) as box:
         with pytest.raises(PauseDiffers) as refused:
             box.resume(token)
         assert any("launcher" in each for each in refused.value.differs)
@@ -477,17 +441,19 @@ def test_a_changed_image_is_refused(tmp_path: Path, restored: list[object]) -> N
 
 def test_a_session_without_a_pausable_sandbox_needs_its_launcher(tmp_path: Path) -> None:
     settings = PauseSettings(tmp_path)
-    with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as box:
+    with Sandbox(policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings)) as box:
         session = box.session()
         session.execute("x = 1")
         token = session.pause()
-        with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings) as other:
+        with Sandbox(
+            policy=policy_named("strict"), pool=1, host=HostSettings(pauses=settings)
+        ) as other:
             with pytest.raises(PauseDiffers, match="launcher") as refused:
                 other.resume(token)
             assert "pausable=True" in refused.value.hint
         assert len(states(tmp_path)) == 1
     assert states(tmp_path) == []
-    with Sandbox(policy=policy_named("strict"), pool=0, pauses=settings) as box:
+    with Sandbox(policy=policy_named("strict"), pool=0, host=HostSettings(pauses=settings)) as box:
         with pytest.raises(PauseError, match="no such paused session") as refused:
             box.resume(token)
         assert "pausable=True" in refused.value.hint
@@ -499,15 +465,17 @@ def test_the_cpu_time_is_counted_on(sandbox: Sandbox) -> None:
         "t = __import__('time')\nend = t.process_time() + 0.2\nwhile t.process_time() < end: pass"
     )
     with sandbox.resume(session.pause()) as resumed:
-        past = resumed._cell._turns.cpu_before  # type: ignore[attr-defined]
-        assert past > 0.15 or not resumed._cell._held.cell.cgroup.cpu_seconds()  # type: ignore[attr-defined]
-        assert resumed._cell._turns.requests == 1  # type: ignore[attr-defined]
+        past = resumed.cell._turns.cpu_before  # type: ignore[attr-defined]
+        assert past > 0.15 or not resumed.cell._held.cell.cgroup.cpu_seconds()  # type: ignore[attr-defined]
+        assert resumed.cell._turns.requests == 1  # type: ignore[attr-defined]
 
 
 def test_the_trail_tells_of_both(tmp_path: Path) -> None:
     log = AuditLog()
     settings = PauseSettings(tmp_path)
-    with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings, audit=log) as box:
+    with Sandbox(
+        policy=policy_named("strict"), pool=1, audit=log, host=HostSettings(pauses=settings)
+    ) as box:
         session = box.session(id="told")
         session.execute("1")
         box.resume(session.pause()).close()
@@ -537,15 +505,15 @@ def test_invalid_settings_are_refused() -> None:
         7,
     ):
         with pytest.raises(PolicyError, match="pauses|key"):
-            Sandbox(policy=policy_named("strict"), pool=0, pauses=settings)  # type: ignore[arg-type]
+            Sandbox(policy=policy_named("strict"), pool=0, host=HostSettings(pauses=settings))  # type: ignore[arg-type]
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cellwright import PauseSettings, Sandbox
-from cellwright.harness.sandbox.pausing.state_file import StateWriter
-from cellwright.runner.branching_process import BranchingProcess
+from cellwright import HostSettings, PauseSettings, Sandbox
+from cellwright.harness.sandbox.sessions.state_file import StateWriter
+from cellwright.runner.sessions.branches import BranchingProcess
 from tests.conftest import policy_named
 
 def die(*given, **named):
@@ -553,7 +521,8 @@ def die(*given, **named):
 
 places = {"keep": BranchingProcess, "restore": BranchingProcess, "add": StateWriter}
 step = sys.argv[1]
-with Sandbox(policy=policy_named("strict"), pool=1, pauses=PauseSettings(sys.argv[2]), pausable=True) as box:
+host = HostSettings(pauses=PauseSettings(sys.argv[2]), pausable=True)
+with Sandbox(policy=policy_named("strict"), pool=1, host=host) as box:
     session = box.session()
     session.execute("x = 1")
     if step in ("restore", "rename"):
@@ -584,9 +553,9 @@ def test_the_file_of_a_state_that_was_taken_is_closed_in_a_thread(
     may_close = threading.Event()
 
     def begin_late(name: str, work: Callable[[], object]) -> threading.Thread:
-        return begin(name, lambda: may_close.wait(60) and work())
+        return begin_thread(name, lambda: may_close.wait(60) and work())
 
-    monkeypatch.setattr(store, "begin", begin_late)
+    monkeypatch.setattr(pause_store, "begin_thread", begin_late)
     kept = PausedStates(PauseSettings(tmp_path))
     with kept.taking(_written(kept)) as pieces:
         assert list(pieces)
@@ -603,7 +572,7 @@ def test_the_file_of_a_state_that_was_taken_is_closed_without_a_thread_left(
     def begin_none(*_: object) -> threading.Thread:
         raise LaunchError("cannot start a thread")
 
-    monkeypatch.setattr(store, "begin", begin_none)
+    monkeypatch.setattr(pause_store, "begin_thread", begin_none)
     kept = PausedStates(PauseSettings(tmp_path))
     with kept.taking(_written(kept)) as pieces:
         assert list(pieces)
@@ -665,7 +634,9 @@ def test_who_is_killed_during_a_pause_leaves_nothing(
 
 def test_a_pause_ends_no_other_session(tmp_path: Path) -> None:
     settings, sessions = PauseSettings(tmp_path), SessionSettings(alive=1, evict=True)
-    with Sandbox(policy=policy_named("strict"), pool=1, pauses=settings, sessions=sessions) as box:
+    with Sandbox(
+        policy=policy_named("strict"), pool=1, sessions=sessions, host=HostSettings(pauses=settings)
+    ) as box:
         first = box.session()
         first.execute("x = 1")
         token = first.pause()  # with a fresh cell, which is no session

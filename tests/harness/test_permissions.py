@@ -19,7 +19,7 @@ from cellwright import (
     ProcessPermission,
     Sandbox,
 )
-from cellwright.harness.sandbox.permissions import policy_of
+from cellwright.harness.sandbox.faces.permissions import policy_of
 from cellwright.policies.network.rules import NetworkRules
 from cellwright.policies.policy import Filesystem, Policy
 from tests.conftest import OPTIONAL

@@ -27,12 +27,6 @@ def sandbox() -> Iterator[Sandbox]:
         yield box
 
 
-@pytest.fixture
-def session(sandbox: Sandbox) -> Iterator[Session]:
-    with sandbox.session() as opened:
-        yield opened
-
-
 def test_an_analysis_with_pandas_and_matplotlib_gives_a_table_and_a_picture(
     session: Session,
 ) -> None:

@@ -25,11 +25,11 @@ if __name__ == "__main__":
 def test_a_traceback_names_the_file(tmp_path: Path, strict: Sandbox) -> None:
     (tmp_path / "sales.py").write_text(_FAILS)
     told = run(str(tmp_path / "sales.py")).stderr
-    assert 'File "sales.py", line 4, in <module>\n    fail()' in told
-    assert 'File "sales.py", line 2, in fail\n    return 1 / 0' in told
+    assert 'File "/workspace/sales.py", line 4, in <module>\n    fail()' in told
+    assert 'File "/workspace/sales.py", line 2, in fail\n    return 1 / 0' in told
     assert "<cell>" not in told
     traceback = strict.execute(_FAILS, filename="etl/sales.py").traceback
-    assert 'File "etl/sales.py", line 4' in str(traceback)
+    assert 'File "/workspace/etl/sales.py", line 4' in str(traceback)
 
 
 def test_the_program_is_a_file_beside_its_data_while_it_runs(strict: Sandbox) -> None:
@@ -73,7 +73,7 @@ def test_a_session_names_the_file_too(strict: Sandbox) -> None:
     with strict.session() as session:
         assert session.execute("__file__", filename="a.py").value == "/workspace/a.py"
         failed = session.execute(_FAILS, filename="b.py")
-        assert 'File "b.py", line 2' in str(failed.traceback)
+        assert 'File "/workspace/b.py", line 2' in str(failed.traceback)
         assert session.execute("import os; os.listdir()").value == []
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from cellwright import (
+    HostSettings,
     LaunchError,
     PackageError,
     PackageStore,
     PauseSettings,
     PolicyError,
+    PoolSettings,
     Sandbox,
 )
 from cellwright.harness.sandbox.pythons import (
@@ -42,9 +44,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def interpreter_at(
-    path: Path, version: str, packages: tuple[str | None, ...] = ("/p", "/p")
-) -> Path:
+def interpreter_at(path: Path, version: str, packages: tuple[str | None, ...] = ("/p",)) -> Path:
     """Write a program that answers as a Python of that version does."""
     major, minor, micro = map(int, version.split("."))
     said = json.dumps(
@@ -72,7 +72,7 @@ PLACES = (
 def test_a_python_is_found_by_its_version(home: Path, place: str) -> None:
     path = interpreter_at(home / place, "3.99.1")
     for wanted in ("3.99", "3.99.1", "python3.99", "python:3.99"):
-        assert find_python(wanted) == HostPython(str(path), (3, 99, 1), "cpython-399", ("/p", "/p"))
+        assert find_python(wanted) == HostPython(str(path), (3, 99, 1), "cpython-399", ("/p",))
     assert find_python(None, "python:3.99").path == str(path)
     assert find_python(path).path == str(path)
     with pytest.raises(LaunchError, match=r"there is no Python 3\.99\.2"):
@@ -94,14 +94,14 @@ def test_the_first_that_can_start_cells_is_taken_and_broken_ones_are_passed_over
     home: Path,
 ) -> None:
     script_at(home / "bin/python3.99", "echo pyenv: command not found >&2; exit 127")
-    interpreter_at(home / ".pyenv/versions/3.99.1/bin/python3.99", "3.99.1", ("/p", None))
+    interpreter_at(home / ".pyenv/versions/3.99.1/bin/python3.99", "3.99.1", (None,))
     good = interpreter_at(home / ".pyenv/versions/3.99.2/bin/python3.99", "3.99.2")
     assert find_python("3.99").path == str(good)
     good.unlink()
-    with pytest.raises(LaunchError, match="lacks python-prctl, which start") as raised:
+    with pytest.raises(LaunchError, match="lacks msgspec, which starts") as raised:
         find_python("3.99")
     place = home / ".local/state/cellwright/pythons/cpython-399"
-    assert f"-m pip install --target {place} msgspec python-prctl" in raised.value.hint
+    assert f"-m pip install --target {place} msgspec" in raised.value.hint
 
 
 def test_without_such_a_python_those_that_are_there_are_named(home: Path) -> None:
@@ -151,7 +151,7 @@ def test_an_invalid_version_is_refused(
     home: Path, given: dict[str, str], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        Sandbox(**given)  # type: ignore[arg-type]
+        Sandbox(host=HostSettings(**given))  # type: ignore[arg-type]
 
 
 def test_a_path_to_an_older_python_or_to_no_python_is_refused(home: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_path_to_an_older_python_or_to_no_python_is_refused(home: Path) -> Non
 
 def test_a_daemon_decides_which_python_it_has() -> None:
     with pytest.raises(PolicyError, match="connect: cannot be combined with python"):
-        Sandbox(connect="/nowhere", python="3.12")
+        Sandbox(connect="/nowhere", host=HostSettings(python="3.12"))
     done = run("--connect", "/nowhere", "--python", "3.12", "-c", "1")
     assert done.returncode == 2
     assert "--python cannot be combined with --connect" in done.stderr
@@ -191,7 +191,7 @@ def other(
     command = [found.path, "-m", "pip", "install", "-q", "--retries", "0", "--target", str(target)]
     if not target.exists():
         done = subprocess.run(
-            [*command, "msgspec", "python-prctl"],
+            [*command, "msgspec"],
             env=of_the_host(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -204,7 +204,9 @@ def other(
 @pytest.fixture(scope="module", params=[0, 2], ids=["on demand", "parked"])
 def sandbox(request: pytest.FixtureRequest, other: HostPython) -> Iterator[Sandbox]:
     version = ".".join(map(str, other.version[:2]))
-    with Sandbox(policy=policy_named("standard"), python=version, pool=request.param) as made:
+    with Sandbox(
+        policy=policy_named("standard"), pool=request.param, host=HostSettings(python=version)
+    ) as made:
         yield made
 
 
@@ -265,7 +267,7 @@ import sys
 """
     settings = PauseSettings(tmp_path)
     with Sandbox(
-        policy=policy_named("strict"), python=other.path, pool=1, pauses=settings
+        policy=policy_named("strict"), pool=1, host=HostSettings(python=other.path, pauses=settings)
     ) as sandbox:
         source = sandbox.session()
         assert source.execute(state).ok
@@ -294,10 +296,10 @@ def test_packages_are_those_of_its_version(other: HostPython, tmp_path: Path) ->
     store = PackageStore(tmp_path / "store", python=other.path, **options)  # type: ignore[arg-type]
     code = "import thing\n[thing.answer, thing.__cached__]"
     for _ in range(2):  # the second time from the kept lock
+        host = HostSettings(python=other.path, package_store=store)
         with Sandbox(
-            policy=policy_named("strict"), pool=0, python=other.path, packages=["thing"],
-            package_store=store,
-        ) as sandbox:  # fmt: skip
+            policy=policy_named("strict"), pool=0, packages=["thing"], host=host
+        ) as sandbox:
             answer, compiled = sandbox.execute(code).value
             assert answer == 42
             assert compiled.endswith(f".{other.tag}.pyc")
@@ -306,7 +308,7 @@ def test_packages_are_those_of_its_version(other: HostPython, tmp_path: Path) ->
     with pytest.raises(PackageError, match="No matching distribution|no wheels with a matching"):
         ours.lock(["thing"])
     with pytest.raises(PolicyError, match=f"package_store: must be for {other.tag}, got one for "):
-        Sandbox(python=other.path, packages=["thing"], package_store=ours)
+        Sandbox(packages=["thing"], host=HostSettings(python=other.path, package_store=ours))
     with pytest.raises(PackageError, match=f"the lock is for {other.tag}, the store for "):
         ours.build(store.lock(["thing"]))
     locked = tmp_path / "pylock.toml"
@@ -331,7 +333,9 @@ def test_a_launcher_that_has_served_its_time_is_followed_by_one_of_the_same_pyth
     other: HostPython,
 ) -> None:
     with Sandbox(
-        policy=policy_named("strict"), pool=0, python=other.path, fresh_exec=True
+        policy=policy_named("strict"),
+        pool=PoolSettings(size=0, cells_per_launcher=1),
+        host=HostSettings(python=other.path),
     ) as sandbox:
         for _ in range(2):
             value = sandbox.execute("import sys\nlist(sys.version_info[:3])").value

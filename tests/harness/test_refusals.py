@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, Unenforceable
+from cellwright.policies.compiling.host import ALWAYS
 from cellwright.policies.languages import LANGUAGES
-from cellwright.policies.layers import ALWAYS
-from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import MIB, OPTIONAL_LAYERS, Policy
+from cellwright.policies.profiles.loading import load_policy
 from tests.conftest import CAPS, ROOT
 
 no_cgroup = pytest.mark.needs("userns", "no_cgroup")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.cli.prompt import ProgramBuffer
+from cellwright.harness.cli.running.prompt import ProgramBuffer
 from tests.conftest import OPTIONAL, ROOT
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from cellwright import LaunchError, PolicyError, Sandbox, SandboxConfig, SandboxStatus
+from cellwright import HostSettings, LaunchError, PolicyError, Sandbox, SandboxConfig, SandboxStatus
+from cellwright.harness.sandbox.calls.call_request import Rejected, check_language, make_request
 from cellwright.harness.sandbox.parameters import CallArguments
-from cellwright.harness.sandbox.request import Rejected, check_language, make_request
 from cellwright.policies.policy import Limits
 from tests.conftest import policy_named
 
@@ -257,13 +257,13 @@ def test_an_output_limit_of_zero_keeps_nothing() -> None:
 
 def test_a_python_missing_on_disk_is_named() -> None:
     with pytest.raises(LaunchError, match="/nowhere/python3.*No such file"):
-        Sandbox(policy=policy_named("strict"), python="/nowhere/python3")
+        Sandbox(policy=policy_named("strict"), host=HostSettings(python="/nowhere/python3"))
 
 
 @pytest.mark.parametrize("python", ["/etc/passwd", "/bin/false", "/usr"])
 def test_an_invalid_python_is_a_launch_error(python: str) -> None:
     with pytest.raises(LaunchError):
-        Sandbox(policy=policy_named("strict"), python=python)
+        Sandbox(policy=policy_named("strict"), host=HostSettings(python=python))
 
 
 def test_a_request_carries_what_was_given() -> None:

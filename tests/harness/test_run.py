@@ -1,7 +1,6 @@
 """Executions in the background: handles and coroutines."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from cellwright import ClosedError, PolicyError, PoolSettings, Sandbox, SandboxStatus
 from cellwright.testing import inspect
-from tests.conftest import ROOT, policy_named, soon
+from tests.conftest import ROOT, open_descriptors, policy_named, soon
 
 STEADY = "import time\nprint('up', flush=True)\ntime.sleep(60)"
 
@@ -49,10 +48,10 @@ def test_output_ends_after_a_cancel(strict: Sandbox) -> None:
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    assert up.wait(5)
+    assert up.wait(60)
     run.cancel()
     assert run.result().reason == "cancelled"
-    reader.join(5)
+    reader.join(60)
     assert not reader.is_alive()
     assert chunks == [("stdout", b"up\n")]
 
@@ -67,7 +66,7 @@ def test_output_after_the_result_ends(strict: Sandbox) -> None:
         done.set()
 
     threading.Thread(target=read, daemon=True).start()
-    assert done.wait(5)
+    assert done.wait(60)
 
 
 def test_output_asked_for_twice_ends_twice(strict: Sandbox) -> None:
@@ -80,7 +79,7 @@ def test_output_asked_for_twice_ends_twice(strict: Sandbox) -> None:
         done.set()
 
     threading.Thread(target=read, daemon=True).start()
-    assert done.wait(5)
+    assert done.wait(60)
     run.result()
 
 
@@ -113,7 +112,7 @@ def test_the_result_can_be_asked_for_by_several_threads(strict: Sandbox) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert len(results) == 8
     assert len(set(map(id, results))) == 1
 
@@ -181,24 +180,21 @@ def test_a_rejected_program_is_a_result_of_the_handle_too(strict: Sandbox) -> No
 
 def test_handles_leave_no_descriptor_behind(strict: Sandbox) -> None:
     strict.start("1").result()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(20):
         strict.start("print(1)").result()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() <= before  # the first may have had some still open
 
 
 def test_a_handle_that_is_dropped_leaves_no_descriptor_behind(strict: Sandbox) -> None:
-    import gc
-
     strict.start("1").result()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(20):
         run = strict.start("1")
         list(run.output())
-        run._background.join(5)
+        run._background.join(60)
         del run
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert soon(lambda: open_descriptors() <= before)
 
 
 # asyncio
@@ -251,7 +247,7 @@ def test_aexecute_runs_as_many_at_once_as_the_sandbox_and_the_rest_waits() -> No
         waiting = asyncio.create_task(sandbox.aexecute(STEADY))
         queued = [asyncio.create_task(sandbox.aexecute(STEADY)) for _ in range(3)]
         await asyncio.sleep(0)
-        for task in queued:  # those that have no thread yet end at once
+        for task in queued:  # tasks without a thread end at once
             task.cancel()
         await asyncio.wait(queued)
         waiting.cancel()
@@ -304,7 +300,7 @@ def test_cancelling_the_task_ends_the_cell(strict: Sandbox) -> None:
 
 
 def test_cancelling_the_task_twice_still_ends_the_cell(strict: Sandbox) -> None:
-    """A second cancel arrives while the first waits for the cell to die."""
+    """A second cancel arrives while the first waits for the cell to die, and does not end the wait."""
 
     async def cancel_twice() -> None:
         up = asyncio.Event()
@@ -314,16 +310,16 @@ def test_cancelling_the_task_twice_still_ends_the_cell(strict: Sandbox) -> None:
             loop.call_soon_threadsafe(up.set)
 
         task = asyncio.create_task(strict.aexecute(STEADY, on_output=on_output))
-        await asyncio.wait_for(up.wait(), 5)
+        await asyncio.wait_for(up.wait(), 60)
         task.cancel()
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
 
     asyncio.run(cancel_twice())
-    assert strict.execute("1 + 1").value == 2
     assert not inspect(strict).cell_pids()
+    assert strict.execute("1 + 1").value == 2
 
 
 def test_wait_for_with_a_timeout_ends_the_cell(strict: Sandbox) -> None:
@@ -344,29 +340,36 @@ def test_an_interrupt_in_the_main_thread_ends_the_cell(strict: Sandbox) -> None:
     assert strict.execute("1 + 1").value == 2
 
 
-async def ticks(until: "asyncio.Task[object]") -> int:
-    """Return how often the event loop went round before a task was done."""
+async def ticks(until: "asyncio.Task[object]", most: int = 100) -> int:
+    """Return how often the event loop went round before a task was done, at most `most`."""
     count = 0
-    while not until.done():
+    while not until.done() and count < most:
         await asyncio.sleep(0)
         count += 1
     return count
 
 
 def test_output_is_read_in_an_event_loop_that_goes_on(strict: Sandbox) -> None:
-    async def read() -> tuple[bytes, int, object]:
-        run = strict.start("print('up', flush=True)\nprint(input())\n7", stdin="second")
+    """A reader that kept the loop from going on would do so until the program ends."""
 
-        async def collect() -> bytes:
-            return b"".join([data async for _, data in run.output()])
+    async def read() -> tuple[bytes, int]:
+        run = strict.start(f"print(input(), flush=True)\n{STEADY}", stdin="first")
+        output = b""
+
+        async def collect() -> None:
+            nonlocal output
+            async for _, data in run.output():
+                output += data
 
         reading = asyncio.create_task(collect())
         turns = await ticks(reading)
-        return await reading, turns, (await run.aresult()).value
+        while b"up" not in output and not reading.done():
+            await asyncio.sleep(0)
+        run.cancel()
+        await reading
+        return output, turns
 
-    output, turns, value = asyncio.run(read())
-    assert (output, value) == (b"up\nsecond\n", 7)
-    assert turns > 10
+    assert asyncio.run(read()) == (b"first\nup\n", 100)
 
 
 def test_a_reader_in_an_event_loop_can_be_cancelled_and_leaves_the_rest(strict: Sandbox) -> None:
@@ -384,7 +387,7 @@ def test_a_reader_in_an_event_loop_can_be_cancelled_and_leaves_the_rest(strict: 
 def test_a_sandbox_and_a_session_are_async_context_managers() -> None:
     async def use() -> tuple[object, bytes, str]:
         making = asyncio.create_task(Sandbox.create(policy=policy_named("strict"), pool=0))
-        assert await ticks(making) > 10  # the event loop goes on
+        assert await ticks(making) > 2  # the event loop goes on
         async with await making as sandbox, sandbox.session() as session:
             await session.aupload("a.txt", "text")
             result = await session.aexecute("open('a.txt').read()")

@@ -661,7 +661,7 @@ def _wait_for_end(pidfd: int) -> None:
 
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    ended = poll.poll(5000)
+    ended = poll.poll(60_000)
     os.close(pidfd)
     assert ended
 

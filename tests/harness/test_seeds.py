@@ -38,6 +38,7 @@ def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.filterwarnings("ignore:Sandbox.blocked_:DeprecationWarning")  # old keywords still work
 @pytest.mark.needs("shared", "cgroup")
 def test_the_meta_agents_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     checks, making, lists = examples("jit-meta-agent.md")
@@ -62,7 +63,7 @@ def test_the_agent_sandboxs_examples_run(
     """One of them asks for a directory that is not here: that is refused, and the rest of it runs
     without."""
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"SandboxStatus": SandboxStatus}  # which they use and do not import
+    names: dict[str, Any] = {"SandboxStatus": SandboxStatus}  # programs use it without importing it
     for code in examples("agent-sandbox.md"):
         if "CodeExecutor(" in code:
             with pytest.raises(PolicyError, match="matches nothing on this host"):

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 
@@ -23,22 +22,11 @@ from cellwright import (
     SessionSettings,
     WorkspaceError,
 )
+from cellwright.runner.watching import supervision
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 
 DEAF = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=2) as box:
-        yield box
-
-
-@pytest.fixture
-def session(sandbox: Sandbox) -> Iterator[Session]:
-    with sandbox.session() as opened:
-        yield opened
 
 
 def test_it_is_shown_by_its_id_and_language(sandbox: Sandbox) -> None:
@@ -47,16 +35,6 @@ def test_it_is_shown_by_its_id_and_language(sandbox: Sandbox) -> None:
 
 
 # What stays
-
-
-def test_variables_imports_files_and_directory_stay(session: Session) -> None:
-    session.execute(
-        "import os, json\nx = [1]\nos.makedirs('d')\nos.chdir('d')\nopen('f', 'w').write('here')"
-    )
-    assert session.execute("x.append(2)\nx").value == [1, 2]
-    assert session.execute("json.dumps(os.getcwd()), open('f').read()").value == [
-        '"/workspace/d"', "here",
-    ]  # fmt: skip
 
 
 def test_threads_go_on_between_calls(session: Session) -> None:
@@ -138,7 +116,7 @@ def test_usage_and_violations_are_of_one_call(session: Session) -> None:
     session.execute("import os\nsum(range(3_000_000))")
     assert session.execute("1").usage.cpu_user_seconds < 0.05
     attempt = (
-        "import socket\ntry: socket.socket(socket.AF_NETLINK)\nexcept OSError as e: print(e.errno)"
+        "import socket\ntry: socket.socket(socket.AF_PACKET)\nexcept OSError as e: print(e.errno)"
     )
     assert [each.syscall for each in session.execute(attempt).violations] == ["socket"]
     assert session.execute("1").violations == ()
@@ -148,7 +126,7 @@ def test_usage_and_violations_are_of_one_call(session: Session) -> None:
 def test_refused_attempts_are_counted_call_by_call() -> None:
     policy = policy_named("strict")
     limits = msgspec.structs.replace(policy.limits, violations=5)
-    attempts = "import socket\nfor _ in range({}):\n    try: socket.socket(socket.AF_NETLINK)\n    except OSError: pass"
+    attempts = "import socket\nfor _ in range({}):\n    try: socket.socket(socket.AF_PACKET)\n    except OSError: pass"
     with (
         Sandbox(policy=msgspec.structs.replace(policy, limits=limits), pool=0) as sandbox,
         sandbox.session() as session,
@@ -160,19 +138,6 @@ def test_refused_attempts_are_counted_call_by_call() -> None:
 
 
 # Apart from others
-
-
-def test_two_sessions_share_nothing(sandbox: Sandbox) -> None:
-    with sandbox.session() as one, sandbox.session() as other:
-        one.execute(
-            "import os\nsecret = 1\nopen('/workspace/f', 'w').write('x')\nos.environ['S'] = 's'"
-        )
-        assert "NameError" in str(other.execute("secret").error)
-        assert other.execute("import os\nos.listdir('/workspace'), os.environ.get('S')").value == [
-            [],
-            None,
-        ]
-        assert one.execute("os.listdir('/workspace')").value == ["f"]
 
 
 def test_a_single_use_cell_sees_nothing_of_a_session(sandbox: Sandbox, session: Session) -> None:
@@ -198,33 +163,7 @@ def test_calls_from_many_threads_are_served_whole_and_in_order(session: Session)
     assert all(log[i * 50 : i * 50 + 50] == [number] * 50 for i, number in enumerate(runs))
 
 
-def test_a_name_leads_to_the_session_that_lives(sandbox: Sandbox) -> None:
-    first = sandbox.session("agent-1")
-    first.execute("x = 1")
-    assert sandbox.session("agent-1").execute("x").value == 1
-    assert sandbox.session("agent-2").id == "agent-2"
-    sandbox.session("agent-2").close()
-    first.close()
-    with sandbox.session("agent-1") as again:
-        assert "NameError" in str(again.execute("x").error)
-    for wrong in ("", 5):
-        with pytest.raises(PolicyError, match="id: must be a text"):
-            sandbox.session(wrong)  # type: ignore[arg-type]
-
-
 # Taking too long
-
-
-def test_a_program_that_takes_too_long_is_interrupted_and_its_state_stays(session: Session) -> None:
-    session.execute("n = 0")
-    late = session.execute("while True: n += 1", timeout=1)
-    assert (late.status, late.reason, late.session_lost) == (
-        SandboxStatus.TIMEOUT,
-        "wall_time",
-        False,
-    )
-    assert "KeyboardInterrupt" in str(late.traceback)
-    assert session.execute("n > 0").value is True
 
 
 def test_a_program_that_does_not_yield_is_killed_and_the_session_is_lost(session: Session) -> None:
@@ -241,7 +180,13 @@ def test_a_program_that_does_not_yield_is_killed_and_the_session_is_lost(session
         session.files()
 
 
-def test_a_program_that_misses_an_interrupt_is_interrupted_again(session: Session) -> None:
+def test_a_program_that_misses_an_interrupt_is_interrupted_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two signals that wait together are one, so the first must arrive before the second is sent."""
+    monkeypatch.setattr(
+        supervision, "_GRACE_SECONDS", 3.0
+    )  # a busy machine stops cells for over 1 s
     session.execute("x = 1")
     misses_one = """
 import time
@@ -285,7 +230,7 @@ def test_a_late_interrupt_has_no_effect(session: Session) -> None:
 
 
 def _guest_of(session: Session) -> int:
-    with open(f"/proc/self/fdinfo/{session._cell._held.cell.guest}") as file:
+    with open(f"/proc/self/fdinfo/{session.cell._held.cell.guest}") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("Pid:"))
 
 
@@ -339,19 +284,11 @@ def _call_until_it_fails(session: Session) -> None:
 def test_words_out_of_turn_end_the_session(session: Session) -> None:
     forged = "import os, threading\nthreading.Timer(0.05, os.write, [3, b'\\x00\\x90']).start()"
     session.execute(forged)
-    cell = session._cell._held.cell
+    cell = session.cell._held.cell
     assert soon(lambda: bool(__import__("select").select([cell.control], [], [], 0)[0]))
     broken = session.execute("1")
     assert (broken.reason, broken.session_lost) == ("violation", True)
     assert "spoke before it was asked" in str(broken.error)
-
-
-def test_a_closed_session_runs_nothing(sandbox: Sandbox) -> None:
-    session = sandbox.session()
-    session.close()
-    session.close()
-    with pytest.raises(SessionLost, match="it was closed"):
-        session.execute("1")
 
 
 def test_closing_the_sandbox_ends_its_sessions() -> None:
@@ -425,10 +362,8 @@ def test_busy_sessions_are_not_evicted() -> None:
         run.result()
 
 
-@pytest.mark.parametrize(
-    "settings", [SessionSettings(idle_seconds=0.1), SessionSettings(lifetime_seconds=0.1)]
-)
-def test_sessions_go_when_their_time_is_over(settings: SessionSettings) -> None:
+def test_a_session_goes_when_its_lifetime_is_over() -> None:
+    settings = SessionSettings(lifetime_seconds=0.1)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         session = sandbox.session()
         assert soon(lambda: bool(session.lost))
@@ -489,30 +424,6 @@ def test_many_sessions_leave_nothing() -> None:
                     session.execute("import threading\nthreading.Timer(60, print).start()")
 
 
-def test_sessions_work_with_asyncio(session: Session) -> None:
-    import asyncio
-
-    async def both() -> list[object]:
-        await session.aexecute("x = 20")
-        results = await asyncio.gather(session.aexecute("x + 1"), session.aexecute("x + 2"))
-        return [each.value for each in results]
-
-    assert asyncio.run(both()) == [21, 22]
-
-
-def test_the_files_of_a_session_can_be_kept_and_put_into_another(sandbox: Sandbox) -> None:
-    with sandbox.session() as one:
-        one.execute(
-            "import os\nos.mkdir('d')\nopen('d/\u00fc', 'w').write('1')\nopen('e', 'wb').write(bytes(range(256)))\nos.symlink('/etc/passwd', 'l')\nos.mkfifo('f')"
-        )
-        kept = one.snapshot()
-    with sandbox.session() as other:
-        other.execute("open('e', 'w').write('older and longer than the other one' * 10)")
-        other.restore(kept)
-        assert [file.path for file in other.files()] == ["d/\u00fc", "e"]
-        assert other.download("e") == bytes(range(256))
-
-
 def test_an_archive_from_elsewhere_leads_nowhere_else(session: Session) -> None:
     import io
     import tarfile
@@ -548,29 +459,6 @@ def _archive_of(*sizes: int) -> bytes:
 # Branches
 
 
-def test_a_fork_has_the_state_and_goes_its_own_way(session: Session) -> None:
-    session.upload("data", "1 2 3")
-    session.execute("total = sum(map(int, open('data').read().split()))\nprint(total)")
-    session.execute("def twice(n): return n * given", inputs={"given": 2}, env={"E": "e"})
-    with session.fork() as branch:
-        assert branch.diverged == ()
-        assert branch.id != session.id
-        assert branch.execute("import os\ntwice(total), os.environ['E']").value == [12, "e"]
-        branch.execute("total = 0\nopen('data', 'w').write('0')")
-        assert session.execute("total, open('data').read()").value == [6, "1 2 3"]
-        with branch.fork() as third:
-            assert third.execute("total").value == 0
-
-
-def test_a_fork_says_what_went_another_way(session: Session) -> None:
-    session.execute("x = 1")
-    session.execute("import os, random\nrandom.random(), os.urandom(4).hex()")
-    session.execute("x + 1")
-    with session.fork() as branch:
-        assert branch.diverged == (2,)
-        assert branch.execute("x").value == 1
-
-
 def test_calls_that_failed_or_took_too_long_are_replayed_too(session: Session) -> None:
     session.execute("n = 1\nraise ValueError('told')")
     session.execute("n = 2\nwhile True: pass", timeout=1)
@@ -581,7 +469,7 @@ def test_calls_that_failed_or_took_too_long_are_replayed_too(session: Session) -
 
 def test_too_much_to_replay_is_said(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     session.upload("large", b"x" * 1000)
-    monkeypatch.setattr(session._history, "_left", 10)
+    monkeypatch.setattr(session._life.history, "_left", 10)
     session.execute("x = '" + "x" * 20 + "'")
     with pytest.raises(PolicyError, match="calls of this session take more"):
         session.fork()
@@ -590,7 +478,7 @@ def test_too_much_to_replay_is_said(session: Session, monkeypatch: pytest.Monkey
 def test_variables_count_as_something_to_replay(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session._history, "_left", 5000)
+    monkeypatch.setattr(session._life.history, "_left", 5000)
     session.execute("1", inputs={"numbers": [1] * 100})
     with session.fork() as branch:
         assert branch.execute("sum(numbers)").value == 100
@@ -636,4 +524,4 @@ def test_a_call_that_never_began_is_not_replayed(session: Session) -> None:
     assert waiting.result().error == "cancelled while it waited"
     run.cancel()
     run.result()
-    assert len(session._history.calls()) == 1
+    assert len(session._life.history.calls()) == 1

@@ -94,7 +94,8 @@ def test_every_answer_holds_its_own_nonce_and_no_other() -> None:
     ours, settings = held(), SessionSettings(alive=SESSIONS)
     with Sandbox(policy=policy_named("strict"), pool=0, sessions=settings) as sandbox:
         for language in LANGUAGES:
-            Speaker(sandbox.execute, language, stays=False).ask()  # what is made once is made now
+            # makes the objects that are made only once
+            Speaker(sandbox.execute, language, stays=False).ask()
         with sandbox.session() as session:
             session.execute("1")
         with nothing_left_of(sandbox):
@@ -198,9 +199,9 @@ def test_a_request_that_waits_is_served_and_not_evicted() -> None:
         running = session.start("print('up', flush=True)\nimport time\ntime.sleep(60)")
         next(running.output())
         waiting = session.start("6 * 7")
-        assert soon(lambda: len(session._cell._concurrency._queue) == 1)
-        session._cell._clock.settings = settings._replace(idle_seconds=0.0)  # its time is over
-        assert not session._cell.try_to_evict("it was idle")
+        assert soon(lambda: len(session.cell._concurrency._queue) == 1)
+        session.cell.clock.settings = settings._replace(idle_seconds=0.0)  # its time is over
+        assert not session.cell.try_to_evict("it was idle")
         with pytest.raises(BusyError, match="1 sessions are alive"):
             sandbox.session()
         running.cancel()
@@ -236,7 +237,7 @@ def test_a_second_thread_that_closes_a_launcher_waits_for_its_end_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else it would remove cgroups in which processes still die."""
-    from cellwright.runner import launching
+    from cellwright.runner.launching import launcher_process as launching
 
     waits, goes_on = threading.Event(), threading.Event()
     before = launching.channel.has_news

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -14,9 +14,12 @@ import pytest
 import cellwright
 from cellwright import (
     AuditLog,
+    Fleet,
+    HostSettings,
     Limits,
     Policy,
     PolicyError,
+    PoolSettings,
     Runs,
     Sandbox,
     SandboxConfig,
@@ -32,7 +35,7 @@ from cellwright.harness.sandbox.parameters import (
     SessionArguments,
     TerminalArguments,
 )
-from cellwright.harness.sandbox.remote.arguments import given_of, packed
+from cellwright.harness.sandbox.remote.call_frames import given_of, packed
 from cellwright.harness.sandbox.remote.frames import ExecuteArguments
 from cellwright.harness.sandbox.sandbox_arguments import SandboxArguments
 from tests.conftest import OPTIONAL, policy_named
@@ -49,8 +52,20 @@ METHODS = [
 def test_every_parameter_has_a_name_a_type_and_a_default(method: Callable[..., Any]) -> None:
     _, *parameters = inspect.signature(method).parameters.values()
     for each in parameters:
+        if each.kind is each.VAR_KEYWORD:
+            assert options_of(method), each
+            continue
         assert each.annotation is not Any, each
         assert each.default is not each.empty or each.name in ("code", "argv", "command"), each
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the types of the options that a function takes by `**options: Unpack[...]` (PEP 692)."""
+    named = next(
+        (each.annotation for each in inspect.signature(function).parameters.values()
+         if each.kind is each.VAR_KEYWORD), None,
+    )  # fmt: skip
+    return get_type_hints(get_args(named)[0]) if get_origin(named) is Unpack else {}
 
 
 def public_functions() -> Iterator[Callable[..., Any]]:
@@ -74,9 +89,11 @@ def test_no_public_function_takes_arguments_without_a_name() -> None:
     for function in public_functions():
         for each in inspect.signature(function).parameters.values():
             has_name = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            has_name = has_name or bool(options_of(function))
             assert has_name or function.__qualname__ in ANY_KEYWORD, function.__qualname__
             is_typed = each.annotation is not each.empty or each.name == "self"
-            assert is_typed or "dataclass" in str(function), (function.__qualname__, each)
+            is_made = "dataclass" in str(function) or function.__name__ == "annotate"  # PEP 649
+            assert is_typed or is_made, (function.__qualname__, each)
             checked += 1
     assert checked > 300
 
@@ -103,31 +120,15 @@ def fields_of(kind: type[msgspec.Struct], **other: tuple[Any, Any]) -> dict[str,
 
 
 ALIAS = "requirements"  # another name for `packages`
-OF_THE_OBJECT = {"language": (str | None, None)}  # a sandbox or a session has one
 
 
 @pytest.mark.parametrize(
     ("signature", "fields"),
     [
-        (named_as(Sandbox.__init__, ALIAS), fields_of(SandboxArguments)),
-        (named_as(Sandbox.create, ALIAS), fields_of(SandboxArguments)),
-        (named_as(Sandbox.execute, "on_output", "cancel", ALIAS), fields_of(CallArguments, **OF_THE_OBJECT)),
-        (named_as(Sandbox.aexecute, "on_output", ALIAS), fields_of(CallArguments, **OF_THE_OBJECT)),
-        (named_as(Sandbox.start, ALIAS), fields_of(CallArguments, **OF_THE_OBJECT)),
-        (named_as(Runs.start, "sandbox", ALIAS), fields_of(CallArguments)),
         (named_as(Sandbox.session, ALIAS), fields_of(SessionArguments)),
         (named_as(Sandbox.program), fields_of(ProgramArguments)),
-        (named_as(Sandbox.run, ALIAS), fields_of(CommandArguments)),
-        (named_as(Sandbox.arun, ALIAS), fields_of(CommandArguments)),
-        (named_as(Session.terminal), fields_of(TerminalArguments)),
-        (named_as(Session.aterminal), fields_of(TerminalArguments)),
-        (named_as(Sandbox.terminal, ALIAS, "workspace", "packages"), fields_of(TerminalArguments)),
-        (named_as(Sandbox.aterminal, ALIAS, "workspace", "packages"), fields_of(TerminalArguments)),
     ],
-    ids=[
-        "Sandbox", "create", "execute", "aexecute", "start", "Runs.start", "session", "program",
-        "run", "arun", "terminal", "aterminal", "Sandbox.terminal", "Sandbox.aterminal",
-    ],
+    ids=["session", "program"],
 )  # fmt: skip
 def test_a_signature_has_the_names_types_and_defaults_of_its_struct(
     signature: dict[str, Any], fields: dict[str, Any]
@@ -136,20 +137,77 @@ def test_a_signature_has_the_names_types_and_defaults_of_its_struct(
     assert signature == fields
 
 
+@pytest.mark.parametrize(
+    ("methods", "struct", "own"),
+    [
+        (
+            (Sandbox.execute, Sandbox.aexecute, Sandbox.start, Runs.start), CallArguments,
+            {"code", "language", "on_output", "on_streams", "cancel"},
+        ),
+        ((Fleet.execute, Fleet.map), CallArguments, {"code", "language", "on_output", "on_streams", "cancel", "workspace", "clean"}),
+        ((Sandbox.run, Sandbox.arun), CommandArguments, {"command"}),
+        ((Session.terminal, Session.aterminal, Sandbox.terminal, Sandbox.aterminal), TerminalArguments, {"command"}),
+    ],
+    ids=["execute", "fleet", "run", "terminal"],
+)  # fmt: skip
+def test_options_have_the_names_and_types_of_their_struct(
+    methods: tuple[Callable[..., Any], ...], struct: type[msgspec.Struct], own: set[str]
+) -> None:
+    fields = {name: kind for name, kind in get_type_hints(struct).items() if name not in own}
+    for method in methods:
+        options = options_of(method)
+        options.pop(ALIAS, None)
+        assert options == fields, method
+
+
+@pytest.mark.parametrize("method", ["execute", "start", "run", "terminal"])
+def test_an_unknown_option_is_named_with_the_one_that_was_meant(method: str) -> None:
+    with Sandbox() as sandbox, pytest.raises(TypeError, match="unknown argument 'evn'.*env"):
+        getattr(sandbox, method)("1", evn={})
+
+
 def test_every_argument_reaches_the_daemon_as_it_was_given() -> None:
-    """But for workspaces, of which a daemon keeps none."""
+    """But for workspaces, of which a daemon keeps none, and what only this process has."""
     given = CallArguments(
         code="1", language="python3", stdin=b"s", inputs={"n": 1}, files={"f": b"x"},
-        env={"A": "b"}, timeout=2.0, collect=("*.csv",), trace_id="t", plain=True,
+        env={"A": "b"}, timeout=2.0, cpu_seconds=1.0, collect=("*.csv",), trace_id="t", plain=True,
         arguments=("a b",), filename="a.py", packages=("six",),
+        flags=("-O0",), sources={"b.h": b"y"}, compile_timeout=3.0,
     )  # fmt: skip
+    ours = {"workspace", "clean", "on_output", "on_streams", "cancel"}
     changed = {
         each.name for each in msgspec.structs.fields(CallArguments)
         if each.required or getattr(given, each.name) != each.default
     }  # fmt: skip
-    assert changed == set(CallArguments.__struct_fields__) - {"workspace", "clean"}
+    assert changed == set(CallArguments.__struct_fields__) - ours
     assert given_of(packed(given, Limits())) == given
     assert set(ExecuteArguments.__struct_fields__) == changed - {"code", "language"}
+
+
+def test_a_sandbox_has_at_most_15_arguments_and_the_settings_of_the_host() -> None:
+    names = list(inspect.signature(Sandbox).parameters)
+    assert (
+        names
+        == list(SandboxArguments.__struct_fields__)
+        == list(inspect.signature(Sandbox.create).parameters)
+    )
+    assert len(names) <= 16
+    assert names[0] == "config"
+    assert "host" in names
+    assert inspect.signature(Sandbox).parameters["pool"].annotation == int | PoolSettings
+
+
+def test_an_unknown_argument_is_named_with_the_one_that_was_meant() -> None:
+    wrong: dict[str, Any] = {"polic": "strict"}
+    for make in (Sandbox, Sandbox.create):
+        with pytest.raises(
+            TypeError, match=r"Sandbox(.create)?: unknown argument 'polic'; did you mean policy"
+        ):
+            make(**wrong)
+    with pytest.raises(
+        TypeError, match="create_sandbox: unknown argument 'timeot'; did you mean timeout"
+    ):
+        create_sandbox(timeot=1)  # type: ignore[call-arg]
 
 
 def test_create_sandbox_takes_the_fields_of_a_config() -> None:
@@ -158,7 +216,9 @@ def test_create_sandbox_takes_the_fields_of_a_config() -> None:
     parameters = inspect.signature(create_sandbox).parameters
     given = {each.name: each.default for each in parameters.values()}
     assert given.pop("timeout") == fields.pop("timeout_seconds")
-    assert given == fields
+    assert given.keys() == fields.keys()
+    with create_sandbox() as sandbox:
+        assert sandbox.policy == config.policy()
 
 
 @pytest.mark.parametrize("way", ["config", "policy"])
@@ -194,13 +254,16 @@ def test_a_policy_may_be_given_in_every_form_that_it_has(tmp_path: Path, way: st
         ({"pool": "8"}, "pool: must be a whole number or PoolSettings, got '8'"),
         ({"audit": "trail.jsonl"}, "audit: must be an AuditLog, True or False"),
         ({"sessions": {}}, "sessions: must be SessionSettings"),
-        ({"interpreters": "node"}, "interpreters: must be a mapping"),
-        ({"python": 5}, "python: must be a version such as '3.12', or a path, got 5"),
-        ({"cgroup_root": 5}, "cgroup_root: must be a path, got 5"),
+        ({"host": "python3.12"}, "host: must be HostSettings, got 'python3.12'"),
+        ({"host": HostSettings(interpreters="node")}, "interpreters: must be a mapping"),
+        (
+            {"host": HostSettings(python=5)},
+            "python: must be a version such as '3.12', or a path, got 5",
+        ),
+        ({"host": HostSettings(cgroup_root=5)}, "cgroup_root: must be a path, got 5"),
+        ({"host": HostSettings(spawned=5)}, "spawned: must be a Spawned, got 5"),
         ({"connect": 5}, "connect: must be a path, got 5"),
-        ({"spawned": 5}, "spawned: must be a Spawned, got 5"),
         ({"workspaces": 5}, "workspaces: must be Workspaces or their directory, got 5"),
-        ({"fresh_exec": "no"}, "fresh_exec: must be True or False, got 'no'"),
         (
             {"tools": ToolRegistry()},
             r"tools: a ToolRegistry cannot .*\n.*ToolFactory\(registry=...\)",

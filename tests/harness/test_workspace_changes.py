@@ -11,16 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import (
-    BusyError,
-    Executable,
-    FileChange,
-    FileVersion,
-    PolicyError,
-    Sandbox,
-    WorkspaceError,
-    Workspaces,
-)
+from cellwright import BusyError, PolicyError, Sandbox, WorkspaceError, Workspaces
+from cellwright.results import Executable, FileChange, FileVersion
 from cellwright.testing import inspect
 from tests.conftest import ROOT
 from tests.harness.test_cli import OPTIONS

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.compile import CellLanguage, compile_policy
+from cellwright.policies.compiling.compile import CellLanguage, compile_policy
+from cellwright.policies.compiling.host import ALWAYS, Host
 from cellwright.policies.errors import PolicyError, Unenforceable
-from cellwright.policies.host import Host
 from cellwright.policies.languages import LANGUAGES
-from cellwright.policies.layers import ALWAYS
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.plan import PathRule, Plan
 from cellwright.policies.policy import (
@@ -22,6 +21,7 @@ from cellwright.policies.policy import (
     Network,
     Policy,
     Processes,
+    Python,
 )
 
 CGROUPS = {"memory": "", "cpu": "", "pids": ""}
@@ -134,7 +134,7 @@ def test_the_fallbacks_bring_their_rlimits_and_only_then() -> None:
 )
 def test_whatever_node_runs_has_room_for_what_v8_reserves(language: str) -> None:
     policy = Policy(optional_layers=CGROUP_LAYERS)
-    runs = CellLanguage(language, ("/usr/bin/node",))
+    runs = CellLanguage(language, ("/usr/bin/node",), LANGUAGES[language].reserves_mib)
     limits = dict(compile_policy(policy, NO_CGROUPS, runs=runs).rlimits)
     assert limits["AS"] - policy.limits.memory_bytes == 1024 * MIB
 
@@ -276,6 +276,33 @@ def test_what_is_hidden_lies_beneath_what_is_shown(
         compile_policy(Policy(filesystem=files), FULL)
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (Filesystem(own=("/logs", "/srv/a")), None),
+        (Filesystem(own=("/logs", "/logs")), "filesystem.own: must be at most 16 different paths"),
+        (Filesystem(own=tuple(f"/{n}" for n in range(17))), "filesystem.own: must be at most 16"),
+        (Filesystem(own=("/logs", "/logs/x")), "filesystem.own: must neither lie in a directory"),
+        (Filesystem(own=("/srv/a",), read=("/srv",)), "filesystem.own: must neither lie"),
+        (Filesystem(own=("/srv",), write=("/srv/a",)), "nor contain one, got /srv"),
+        (Filesystem(own=("/usr/local/x",)), "filesystem.own: must neither lie in a directory"),
+        (
+            Filesystem(own=("/workspace/x",)),
+            "filesystem.own: must be outside the cell's own places",
+        ),
+        (Filesystem(own=("logs",)), "filesystem.own: must be a plain absolute path, got 'logs'"),
+    ],
+)
+def test_directories_of_a_cells_own_lie_apart(files: Filesystem, words: str | None) -> None:
+    if words is None:
+        plan = compile_policy(Policy(filesystem=files), FULL)
+        assert {each.target for each in plan.tmpfs} == {"/workspace", "/tmp", *files.own}
+        assert {each.path for each in plan.path_rules if each.write} >= {*files.own}
+        return
+    with pytest.raises(PolicyError, match=re.escape(words)):
+        compile_policy(Policy(filesystem=files), FULL)
+
+
 def test_a_writable_path_has_its_landlock_rule() -> None:
     plan = compile_policy(Policy(filesystem=Filesystem(write=("/data",))), FULL)
     assert PathRule(path="/data", write=True) in plan.path_rules
@@ -290,8 +317,65 @@ def test_limits_reach_the_plan() -> None:
     assert (plan.memory_bytes, plan.cpus, plan.processes) == (64 * MIB, 0.5, 8)
     assert {(each.size_bytes, each.inodes) for each in plan.tmpfs} == {(MIB, 99)}
     rlimits = dict(plan.rlimits)
-    assert (plan.open_files, rlimits["STACK"], rlimits["FSIZE"]) == (77, MIB, MIB)
+    assert (plan.open_files, rlimits["STACK"]) == (77, MIB)
     assert rlimits["CPU"] == 3  # a second more than the exact cap, which the supervisor holds
+
+
+@pytest.mark.parametrize(("write", "most"), [((), 2 << 40), (("/data",), 64 * MIB)])
+def test_a_file_on_the_host_is_no_larger_than_the_workspace(
+    write: tuple[str, ...], most: int
+) -> None:
+    plan = compile_policy(Policy(filesystem=Filesystem(write=write)), FULL)
+    assert dict(plan.rlimits)["FSIZE"] == most
+
+
+PROGRAMS = Processes(subprocesses=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "made_up", "variables"),
+    [
+        (Policy(), FULL, {}),
+        (Policy(processes=PROGRAMS), FULL, {"GOMEMLIMIT": str(256 * MIB // 10 * 9)}),
+        (Policy(python=Python(path=("/opt/p",))), FULL, {"SLURM_MEM_PER_NODE": "192"}),
+        (
+            Policy(processes=PROGRAMS, limits=Limits(workspace_bytes=1 << 40)),
+            FULL,
+            {"SLURM_MEM_PER_NODE": "128"},
+        ),
+        (
+            Policy(processes=PROGRAMS, environment={"GOMEMLIMIT": "off"}),
+            FULL,
+            {"GOMEMLIMIT": "off"},
+        ),
+        (
+            Policy(processes=PROGRAMS, filesystem=Filesystem(write=("/data",))),
+            FULL,
+            {"DOTNET_EnableWriteXorExecute": "0"},
+        ),
+        (
+            Policy(processes=PROGRAMS, optional_layers=("listener", "cgroup")),
+            msgspec.structs.replace(NO_CGROUPS, listener="off"),
+            {
+                "GOMAXPROCS": "1",
+                "NODE_OPTIONS": "--disable-wasm-trap-handler --max-old-space-size=128",
+                "ERL_ZFLAGS": "+MIscs 64",
+            },
+        ),
+        (
+            Policy(python=Python(path=("/opt/p",), preload=("numpy",))),
+            FULL,
+            {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        ),
+    ],
+)
+def test_runtimes_are_told_what_they_cannot_see(
+    policy: Policy, made_up: Host, variables: dict[str, str]
+) -> None:
+    environment = compile_policy(policy, made_up).environment
+    assert variables.items() <= environment.items()
+    if not variables:
+        assert set(environment) == {"HOME", "LANG", "PATH", "TMPDIR", "TZ"}
 
 
 def test_a_guest_cannot_have_as_many_descriptors_on_their_way_as_the_launcher() -> None:
@@ -348,3 +432,17 @@ def test_a_network_namespace_is_used_again_if_cells_make_only_unix_sockets(
     policy: Policy, learning: bool, reuses: bool
 ) -> None:
     assert compile_policy(policy, FULL, learning=learning).reuses_network == reuses
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"/srv/other": "/var/lib/changes"}, "must be of filesystem.write, got /srv/other"),
+        ({"/srv/shop": "/srv/shop/changes"}, "must not lie in a shown path, got /srv/shop/changes"),
+        ({"/srv/shop": "changes"}, "filesystem.changes"),
+    ],
+)
+def test_changes_go_where_no_cell_sees_them(changes: dict[str, str], why: str) -> None:
+    files = Filesystem(write=("/srv/shop",), changes=changes)
+    with pytest.raises(PolicyError, match=why):
+        compile_policy(Policy(name="x", filesystem=files), FULL)

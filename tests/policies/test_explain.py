@@ -2,9 +2,9 @@
 
 import msgspec
 
-from cellwright.policies.compile import compile_policy
-from cellwright.policies.explain import explain
-from cellwright.policies.host import Host
+from cellwright.policies.advice.explanation import explain
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import Host
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.policy import (
     OPTIONAL_LAYERS,
@@ -14,8 +14,8 @@ from cellwright.policies.policy import (
     Packages,
     Policy,
 )
-from cellwright.policies.privacy import PrivacyRules
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.policies.privacy_rules import PrivacyRules
+from cellwright.policies.tool_rules import ToolRule, Tools
 
 FULL = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
 

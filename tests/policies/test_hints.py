@@ -1,13 +1,17 @@
 """Hints, for the errors and refusals that newcomers meet first."""
 
+import re
+import tomllib
 from operator import attrgetter
 
 import pytest
 
-from cellwright.policies.hints import hints
-from cellwright.policies.loading import load_policy
-from cellwright.policies.syscalls import ADDED_BY, UNIX_SOCKETS, needs
-from cellwright.runner.result import SandboxResult, SandboxStatus, Violation
+from cellwright.harness.cli.commands import parser_of
+from cellwright.policies.advice.hints import for_exec, hints
+from cellwright.policies.compiling.syscalls import ADDED_BY, UNIX_SOCKETS, needs
+from cellwright.policies.profiles.loading import load_policy
+from cellwright.runner.requests.result import SandboxResult, SandboxStatus, Violation
+from tests.conftest import ROOT
 
 NOT_SHOWN = "mount_ns: not shown"
 
@@ -35,6 +39,8 @@ def refusal(rule: str, *arguments: str, process: str = "python3 (2)") -> Violati
         ("Error: ENOSPC: no space left on device, write", "limits.workspace_bytes"),
         ("Errno::EFBIG: File too large @ io_write - big", "limits.workspace_bytes"),
         ("EOFError: EOF when reading a line", "--stdin -"),
+        ("RuntimeError: Found no NVIDIA driver on your system.", "--gpu"),
+        ("OSError: libcuda.so.1: cannot open shared object file: No such file", "devices.gpu"),
         ("URLError: <urlopen error [Errno -2] Name or service not known>", "no network"),
         ("TypeError: fetch failed: Error: connect ENETUNREACH 1.2.3.4:80", "no network"),
     ],
@@ -59,7 +65,7 @@ def test_a_read_only_path_has_one_hint_whether_its_open_was_recorded_or_not(
     (hint,) = hints(error, ())
     assert f"write {path}:" in hint
     assert "filesystem.write" in hint
-    assert hints(error, [refusal("landlock: not writable", f"'{path}'", "O_WRONLY")]) == (hint,)
+    assert hints(error, [refusal("mount_ns: read-only", f"'{path}'", "O_WRONLY")]) == (hint,)
 
 
 @pytest.mark.parametrize("error", [None, "", "ValueError: x", "exit code 1", "No module named 'x'"])
@@ -73,7 +79,7 @@ def test_each_setting_that_a_refusal_names_has_a_hint_and_workshop_has_the_setti
 ) -> None:
     (hint,) = hints("exit code 1", [refusal(f"seccomp: {needs(ADDED_BY[setting][0])}")])
     assert f"{setting} = true" in hint
-    assert attrgetter(setting)(load_policy("workshop"))
+    assert attrgetter(setting)(load_policy("workshop")) or setting == "processes.debug"
 
 
 def test_a_refused_unix_socket_has_a_hint_if_the_program_failed_by_it() -> None:
@@ -123,6 +129,12 @@ def test_a_refused_connection_says_what_its_rule_lacks(why: str, address: str, w
     )
 
 
+def test_a_node_of_a_gpu_is_no_path_to_pass() -> None:
+    error = "FileNotFoundError: [Errno 2] No such file or directory: '/dev/nvidia0'"
+    (hint,) = hints(error, [refusal("mount_ns: not shown", "'/dev/nvidia0'", "O_RDONLY")])
+    assert "--gpu" in hint
+
+
 def test_only_the_path_that_the_error_names_has_a_hint() -> None:
     refused = [
         refusal(NOT_SHOWN, "'/srv/a.csv'", "O_RDONLY"),
@@ -147,6 +159,9 @@ def test_a_result_has_its_hints_in_json_too() -> None:
 
 
 COMMANDS = {
+    "x.h:9: fatal error: cannot write PCH file: No space left on device\ncompilation terminated.": (
+        "limits.workspace_bytes"
+    ),
     "bash: line 1: awk: command not found": "the cell has no awk",
     "/tmp/cell.sh: 1: awk: not found": "the cell has no awk",
     "make: cc: No such file or directory": "the cell has no cc",
@@ -168,7 +183,7 @@ def test_a_path_that_is_shown_for_reading_cannot_be_executed() -> None:
     (hint,) = hints("exit code 126", (), stderr=stderr)
     assert "/opt/tool/run" in hint
     assert "processes.execute" in hint
-    assert hints("exit code 1", (), stderr=stderr) == ()  # of a file that cannot be read
+    assert hints("exit code 1", (), stderr=stderr) == ()  # the file cannot be read
 
 
 def test_a_refused_path_is_hinted_at_where_a_command_names_it() -> None:
@@ -179,7 +194,39 @@ def test_a_refused_path_is_hinted_at_where_a_command_names_it() -> None:
     assert "does not show /data/t.csv" in hint
 
 
+def test_a_hint_for_exec_names_options_of_exec_only() -> None:
+    """The results of `exec` are those of commands: the table `error` is for programs of `run`."""
+    table = tomllib.loads((ROOT / "policies/advice/hints.toml").read_text())
+    of_git = {"--no-gpg-sign", "--amend", "--no-edit"}
+    of_programs = {"no_module"}  # the texts for errors of programs
+    texts = [text for name, text in table["texts"].items() if name not in of_programs]
+    texts += [
+        *table["network"].values(),
+        *(each["hint"] for each in table["command"] if "hint" in each),
+    ]
+    (choices,) = (each.choices for each in parser_of("exec")._actions if each.metavar == "COMMAND")
+    known = set(dict(choices or {})["exec"]._option_string_actions)
+    named = {word for text in texts for word in re.findall(r"--[a-z-]+", for_exec(text))}
+    assert "--read" in named
+    assert named - known <= of_git
+    for words in table["exec"]:
+        assert any(words in text for text in texts), words
+
+
 @pytest.mark.parametrize("module", ["pip", "pip._internal"])
 def test_pip_is_no_package_to_ask_for(module: str) -> None:
     (hint,) = hints(f"ModuleNotFoundError: No module named '{module}'", ())
     assert "--packages NAME" in hint
+
+
+@pytest.mark.parametrize("said", ["error: gpg failed to sign the data\n", "error: Load key \"/h/.ssh/id\": No such file or directory\n"])  # fmt: skip
+def test_git_is_told_where_commits_are_signed(said: str) -> None:
+    (hint,) = hints("exit code 128", (), stderr=said)
+    assert "sign outside" in hint
+
+
+def test_cargo_is_told_of_the_home_of_a_cell() -> None:
+    (hint,) = hints(
+        "exit code 101", (), stderr="error: cannot create package in the home directory\n"
+    )
+    assert "cargo new" in hint

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.learning import Lessons, collapse, policy_text
+from cellwright.policies.advice.learning import Lessons, collapse, policy_text
 from cellwright.policies.policy import Policy, check_policy
 
 COLLAPSED = {
@@ -49,8 +49,14 @@ def test_every_lesson_is_in_the_policy() -> None:
     assert policy.processes.threads
     assert policy.processes.subprocesses
     assert policy.network.loopback
-    assert policy.syscalls.groups == ("file_watching",)
+    assert policy.syscalls.groups == ()  # with subprocesses come inotify's calls
     assert "# bpf was refused and stays refused: loads programs" in policy_text("p", lessons)
+
+
+def test_a_program_that_only_watches_files_may_start_no_other() -> None:
+    policy = policy_of(Lessons(groups={"file_watching": "inotify_init1"}))
+    assert policy.syscalls.groups == ("file_watching",)
+    assert not policy.processes.subprocesses
 
 
 SOCKETS = {"local_sockets": "socket", "loopback_sockets": "socket"}

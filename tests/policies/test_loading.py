@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError
-from cellwright.policies.loading import load_policy, policy_of_data, profile_names
 from cellwright.policies.policy import Limits, Policy, Validation, check_policy
+from cellwright.policies.profiles.loading import load_policy, policy_of_data, profile_names
 
 
 def written(directory: Path, text: str, name: str = "p.toml") -> str:
@@ -87,7 +87,7 @@ def test_a_rule_that_is_text_is_told_how_rules_are_written(section: str, key: st
 
 
 def test_every_profile_carries_reasons() -> None:
-    import cellwright.policies.loading as loading
+    import cellwright.policies.profiles.loading as loading
 
     for name in profile_names():
         text = (loading._PROFILES / f"{name}.toml").read_text()
@@ -115,6 +115,10 @@ NO_FIELDS = {
     "filesystem.read[0]: must be text, got a whole number": {"filesystem": {"read": [1]}},
     "limit: unknown field\nhint: did you mean limits?": {"limit": {}},
     "limits.cpu: unknown field\nhint: did you mean cpus?": {"limits": {"cpu": 1}},
+    "wall_seconds: unknown field\nhint: did you mean limits.wall_seconds?": {"wall_seconds": 1},
+    "limits.name: unknown field\nhint: did you mean name outside of every table?": {
+        "limits": {"name": "a"}
+    },
     "network.deny[0].host: is missing": {"network": {"deny": [{}]}},
     "environment[...]: must be text, got a whole number": {"environment": {"A": 1}},
 }

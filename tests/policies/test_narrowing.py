@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cellwright import exceeds, narrow
-from cellwright.policies.loading import load_policy, profile_names
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import (
     OPTIONAL_LAYERS,
+    Devices,
     Evaluator,
     Filesystem,
     Http,
@@ -25,9 +25,10 @@ from cellwright.policies.policy import (
     check_policy,
     lies_in,
 )
-from cellwright.policies.privacy import PrivacyRules
+from cellwright.policies.privacy_rules import PrivacyRules
+from cellwright.policies.profiles.loading import load_policy, profile_names
 from cellwright.policies.source.findings import Rules
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.policies.tool_rules import ToolRule, Tools
 
 PATHS = st.lists(
     st.sampled_from(["/srv", "/srv/a", "/srv/a/b", "/srvx", "/opt", "/usr/bin", "/usr"]),
@@ -150,12 +151,14 @@ MORE = {
     "filesystem: reading /srv": Policy(filesystem=Filesystem(read=("/srv",))),
     "filesystem.write: writing /srv": Policy(filesystem=Filesystem(write=("/srv",))),
     "filesystem.hidden: reading /srv/a": Policy(filesystem=Filesystem(read=("/srv",))),
+    "filesystem.own: writing files in /logs": Policy(filesystem=Filesystem(own=("/logs",))),
     "filesystem.watch: opening files unnoticed": Policy(filesystem=Filesystem(watch=False)),
     "processes.subprocesses: starting programs": Policy(processes=Processes(subprocesses=True)),
     "processes.execute_own: executing what it writes": Policy(
         processes=Processes(subprocesses=True)
     ),
     "processes.terminal: a terminal": Policy(processes=Processes(subprocesses=True, terminal=True)),
+    "processes.debug: tracing": Policy(processes=Processes(subprocesses=True, debug=True)),
     "network.loopback: sockets on its loopback": Policy(network=Network(loopback=True)),
     "http.allow: a.example.org:443 by https": Policy(
         http=Http(allow=(NetworkRule(host="a.example.org"),))
@@ -163,12 +166,13 @@ MORE = {
     "python.path: importing from /srv": Policy(python=Python(path=("/srv",))),
     "python.preload: importing json ahead": Policy(python=Python(preload=("json",))),
     "packages.require: importing six": Policy(packages=Packages(require=("six",))),
-    "packages.max_bytes: 1,073,741,825 instead of 1,073,741,824": Policy(
-        packages=Packages(max_bytes=(1 << 30) + 1)
+    "packages.max_bytes: 8,589,934,593 instead of 8,589,934,592": Policy(
+        packages=Packages(max_bytes=(8 << 30) + 1)
     ),
     "syscalls.groups: the system calls of file_watching": Policy(
         syscalls=Syscalls(groups=("file_watching",))
     ),
+    "devices.gpu: the GPU nvidia0": Policy(devices=Devices(gpu=("nvidia0",))),
     "isolation.kernel: sharing the host's kernel": Policy(),
     "evaluator.monty: answering expressions outside a cell": Policy(
         evaluator=Evaluator(monty=True)
@@ -227,7 +231,7 @@ def test_a_path_beneath_an_allowed_one_is_within() -> None:
 
 def test_the_profiles_stand_in_their_order() -> None:
     assert set(profile_names()) == {
-        "server", "strict", "standard", "tool", "trusted-read", "workshop",
+        "project", "server", "strict", "standard", "tool", "trusted-read", "workshop",
     }  # fmt: skip
     strict = load_policy("strict")
     assert exceeds(load_policy("tool"), strict) == ()

@@ -5,6 +5,7 @@ import math
 import msgspec
 import pytest
 
+from cellwright.policies.argument_checks import check_variable
 from cellwright.policies.errors import (
     BusyError,
     CellwrightError,
@@ -14,15 +15,8 @@ from cellwright.policies.errors import (
     PolicyError,
     Unenforceable,
 )
-from cellwright.policies.loading import load_policy, profile_names
-from cellwright.policies.policy import (
-    MIB,
-    Limits,
-    Policy,
-    check_limit,
-    check_policy,
-    check_variable,
-)
+from cellwright.policies.policy import MIB, Limits, Policy, check_limit, check_policy
+from cellwright.policies.profiles.loading import load_policy, profile_names
 from tests.conftest import with_limits
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cellwright import Policy, PolicyError, exceeds, load_policy, narrow
-from cellwright.policies.privacy import PrivacyRules, check_privacy
+from cellwright.policies.privacy_rules import PrivacyRules, check_privacy
 
 LOOSE = PrivacyRules(
     enabled=True, restore=("mail.send:to", "a:b"), inputs="values", kinds=("email",)

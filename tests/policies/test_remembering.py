@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from cellwright.policies.advice.learning import text_with_rule
 from cellwright.policies.errors import PolicyError
-from cellwright.policies.loading import load_policy
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.policy import Policy
-from cellwright.policies.remembering import text_with_rule
+from cellwright.policies.profiles.loading import load_policy
 
 RULE = NetworkRule(host="b.example.org", ports=(80, 443), schemes=("http", "https"), any=True)
 

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
+from cellwright.policies.argument_checks import did_you_mean, similar
 from cellwright.policies.errors import PolicyError
-from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import named_layers
-from cellwright.policies.similar import did_you_mean, similar
+from cellwright.policies.profiles.loading import load_policy
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cellwright.policies.errors import PolicyError
 from cellwright.policies.policy import Policy, check_policy
-from cellwright.policies.tools import ToolRule, Tools, judge, narrow_tools, tools_exceed
+from cellwright.policies.tool_rules import ToolRule, Tools, judge, narrow_tools, tools_exceed
 
 DENY_SHOUTING = ToolRule("mail.*", "deny", {"text": "*!!!*"}, "we do not shout")
 MAIL = Tools(rules=(DENY_SHOUTING, ToolRule("mail.send", "approve"), ToolRule("mail.*", "allow")))

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cellwright.policies.errors import BudgetExceeded
-from cellwright.runner.budget import Budget
+from cellwright.runner.concurrency import Budget
 
 
 def spend_one_by_one(budget: Budget, steps: int) -> None:

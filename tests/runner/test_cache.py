@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cellwright.runner.host.cache import cached
+from cellwright.runner.host.answer_cache import cached
 from tests.conftest import ROOT
 
 
@@ -170,7 +170,7 @@ def test_a_disk_that_is_full_or_read_only_costs_time_and_nothing_stays(
 import ctypes, os, sys
 sys.path[:0] = {[str(ROOT), *sys.path]!r}
 from pathlib import Path
-from cellwright.runner.host.cache import cached
+from cellwright.runner.host.answer_cache import cached
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.unshare(0x20000) == 0 and libc.mount(None, b"/", None, 0x44000, None) == 0
 place = {str(tmp_path)!r}.encode()
@@ -193,7 +193,7 @@ print(len(calls), os.listdir(home))
 def test_a_plan_is_compiled_anew_once_any_module_of_the_compiler_has_changed() -> None:
     """Before, one that was taken out of another was not looked at: plans outlived their compiler."""
     code = (
-        "import sys; import cellwright.policies.compile; from cellwright.runner.host import plans\n"
+        "import sys; import cellwright.policies.compiling.compile; from cellwright.runner.host import plans\n"
         "identity = plans._compiler_identity().decode()\n"
         "used = {name: module for name, module in sys.modules.items()\n"
         "        if name.startswith('cellwright.policies.') and '.source' not in name}  # advice\n"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwright.runner.capture import Capture
+from cellwright.runner.watching.guest_channel import Capture
 
 
 def captured(pieces: list[bytes], limit: int) -> Capture:

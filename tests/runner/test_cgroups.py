@@ -6,24 +6,30 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from cellwright import LaunchError, Sandbox
+from cellwright import HostSettings, LaunchError, Sandbox
 from cellwright.policies.policy import MIB, Policy
-from cellwright.runner.cgroups import detect, v1, v2
-from cellwright.runner.cgroups.systemd import delegated_scope
-from cellwright.runner.cgroups.tree import (
+from cellwright.runner.cgroups import cgroup_tree, detect, v1, v2
+from cellwright.runner.cgroups.cgroup_tree import (
     Caps,
-    Counters,
-    NoCgroups,
+    CgroupTree,
+    has_ended,
+    make_held,
+    pid_namespace,
     processes_in,
     read_field,
     remove,
+    this_process,
     write,
 )
+from cellwright.runner.cgroups.counters import Counters
+from cellwright.runner.cgroups.systemd import delegated_scope
 from cellwright.testing import inspect
 from tests.conftest import CAPS as CAP_LAYERS
 from tests.conftest import policy_named, soon, with_limits
@@ -170,7 +176,7 @@ def test_v1_reads_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     tree, at = v1_tree(tmp_path, monkeypatch)
     cgroup = tree.create("c", CAPS)
     (at["cpuacct"] / "ours/c/cpuacct.usage_user").write_text("1000000000\n")
-    (at["cpuacct"] / "ours/c/cpuacct.usage_sys").write_text("500000000\n")
+    (at["cpuacct"] / "ours/c/cpuacct.usage").write_text("1500000000\n")
     (at["memory"] / "ours/c/memory.max_usage_in_bytes").write_text(f"{64 * MIB}\n")
     (at["pids"] / "ours/c/pids.events").write_text("max 5\n")
     (at["memory"] / "ours/c/memory.oom_control").write_text(
@@ -248,6 +254,27 @@ def test_v2_moves_the_launcher_aside_and_switches_controllers_on(
     assert (tmp_path / "ours/cgroup.subtree_control").read_text() == "+cpu +memory +pids"
 
 
+@pytest.mark.parametrize("module", [v1, v2])
+def test_a_tree_is_closed_while_another_thread_closes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+) -> None:
+    made = v1_tree(tmp_path, monkeypatch)[0] if module is v1 else v2_tree(tmp_path, monkeypatch)
+    held = [*made._held]
+    given_up: list[str] = []
+
+    def close_meanwhile(directory: str) -> None:
+        given_up.append(directory)
+        if len(given_up) == 1:
+            made.close()
+
+    monkeypatch.setattr(module, "give_up", close_meanwhile)
+    made.close()
+    assert held
+    for each in held:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(each)
+
+
 def test_v2_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = v2_tree(tmp_path, monkeypatch, controllers="cpuset memory")
     assert tree.missing["memory"] == ""
@@ -299,7 +326,7 @@ def test_an_older_kernel_without_the_files_is_survived(
 
 
 def test_no_cgroups_says_why_for_each_controller() -> None:
-    assert NoCgroups("none here").missing == dict.fromkeys(("memory", "cpu", "pids"), "none here")
+    assert CgroupTree("none here").missing == dict.fromkeys(("memory", "cpu", "pids"), "none here")
 
 
 def test_a_root_that_is_no_cgroup_directory_gives_none(tmp_path: Path) -> None:
@@ -313,9 +340,9 @@ def test_an_empty_variable_names_no_root(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CELLWRIGHT_CGROUP_ROOT", "")
     roots: list[str | None] = []
 
-    def noted(keeper: int, root: str | None) -> NoCgroups:
+    def noted(keeper: int, root: str | None) -> CgroupTree:
         roots.append(root)
-        return NoCgroups("not asked")
+        return CgroupTree("not asked")
 
     monkeypatch.setattr(detect, "_tree", noted)
     detect.open_tree(os.getpid())
@@ -342,6 +369,77 @@ def test_a_sweep_removes_only_what_dead_supervisors_left(tmp_path: Path) -> None
     left = {path.name for path in tmp_path.iterdir()}
     assert {me, "other", "cellwright-notes", "cellwright-x-1-0"} <= left
     assert not {dead, reused} & left
+
+
+ELSEWHERE = """
+import sys
+sys.path[:0] = {path!r}
+from cellwright.runner.cgroups import detect
+print(detect.sweep([{place!r}]))
+"""
+
+
+def swept_elsewhere(place: Path) -> str:
+    """Sweep in a process of another pid namespace, where no process, or another one, has our number."""
+    command = [sys.executable, "-I", "-c", ELSEWHERE.format(path=sys.path, place=str(place))]
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    return subprocess.run([*apart, *command], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.needs("userns")
+def test_supervisors_with_one_number_in_two_pid_namespaces_have_two_names() -> None:
+    """Two containers that begin together: their processes have one number and one start time."""
+    assert f"-{pid_namespace()}-" in detect._name()
+    script = "from cellwright.runner.cgroups.cgroup_tree import pid_namespace as p; print(p())"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; {script}"
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    command = [*apart, sys.executable, "-I", "-c", code]
+    other = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert other.strip() not in ("", pid_namespace())
+
+
+@pytest.mark.needs("userns")
+def test_a_sweep_leaves_what_a_supervisor_of_another_pid_namespace_holds(tmp_path: Path) -> None:
+    """As two containers do that have the host's cgroups mounted."""
+    place = tmp_path / f"cellwright-{os.getpid()}-{detect.start_time(os.getpid())}-0"
+    held = make_held(str(place))
+    (place / "cell-0").mkdir()
+    assert swept_elsewhere(tmp_path) == "[]\n"
+    assert (place / "cell-0").exists()
+    os.close(held)  # as if this process had ended
+    assert swept_elsewhere(tmp_path) == f"{[str(place)]}\n"
+    assert not place.exists()
+
+
+def test_a_new_cgroup_that_a_sweep_removed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, real = tmp_path / "mine", cgroup_tree.lock_of
+    swept: list[str] = []
+
+    def sweep_first(directory: str) -> int | None:
+        if not swept:
+            swept.append(directory)
+            place.rmdir()
+        return real(directory)
+
+    monkeypatch.setattr(cgroup_tree, "lock_of", sweep_first)
+    held = make_held(str(place))
+    assert swept
+    assert place.exists()
+    with pytest.raises(BlockingIOError, match="mine"):
+        make_held(str(place))
+    os.close(held)
+
+
+def test_a_process_of_another_pid_namespace_is_not_said_to_have_ended() -> None:
+    pid, start, namespace = this_process().split("-")
+    assert not has_ended(f"{this_process()}-0")
+    assert has_ended(f"4194305-{start}-{namespace}-0")
+    assert not has_ended(f"4194305-{start}-{int(namespace) + 1}-0")
+    assert has_ended(f"4194305-{start}-0")  # as earlier versions named it
+    assert not has_ended(f"{pid}-{start}-0")
+    assert not has_ended("x-1-0")
 
 
 def test_a_sweep_of_a_place_that_is_gone_is_nothing(tmp_path: Path) -> None:
@@ -460,7 +558,7 @@ def test_a_cgroup_that_goes_with_a_dying_launcher_is_made_again() -> None:
 
         def end_and_fail(*given: object) -> object:
             signal.pidfd_send_signal(launcher, signal.SIGKILL)
-            assert select.select([keeper], [], [], 5)[0]
+            assert select.select([keeper], [], [], 60)[0]
             return cannot_be_made()
 
         supervisor.generation.tree.create = end_and_fail  # type: ignore[assignment,method-assign]
@@ -474,7 +572,7 @@ def test_without_a_cgroup_usage_comes_from_the_process_that_reaped_the_guest(
     tmp_path: Path, pool: int
 ) -> None:
     policy = Policy(optional_layers=CAP_LAYERS)
-    with Sandbox(policy=policy, cgroup_root=str(tmp_path), pool=pool) as sandbox:
+    with Sandbox(policy=policy, pool=pool, host=HostSettings(cgroup_root=str(tmp_path))) as sandbox:
         usage = sandbox.execute("sum(range(5_000_000)); len(bytearray(20_000_000))").usage
     assert usage.memory_peak_bytes > 20_000_000
     assert usage.cpu_user_seconds + usage.cpu_system_seconds > 0.01
@@ -489,7 +587,7 @@ def test_a_directory_of_one_v1_hierarchy_stands_for_those_of_the_others() -> Non
     try:
         for each in made:
             each.mkdir()
-        with Sandbox(cgroup_root=str(tops["memory"] / name), pool=0) as sandbox:
+        with Sandbox(pool=0, host=HostSettings(cgroup_root=str(tops["memory"] / name))) as sandbox:
             assert {"cgroup_memory", "cgroup_cpu", "cgroup_pids"} <= set(sandbox.layers)
             assert any(each.is_dir() for each in (tops["memory"] / name).iterdir())
             assert sandbox.execute("x = bytearray(1 << 30)").reason == "memory"
@@ -606,8 +704,14 @@ def scopes_named(name: str) -> list[Path]:
 
 
 @pytest.mark.needs("scope")
-def test_a_scope_whose_process_ended_meanwhile_is_not_left_behind() -> None:
-    name = f"cellwright-test-{os.getpid()}"
+@pytest.mark.parametrize("way", ["pystemd", "busctl"])
+def test_a_scope_whose_process_ended_meanwhile_is_not_left_behind(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways of asking systemd get the same scope."""
+    if way == "busctl":
+        monkeypatch.setitem(sys.modules, "pystemd", None)
+    name = f"cellwright-test-{os.getpid()}-{way}"
     refused = (None, "was too late: the launcher is gone")
     with subprocess.Popen(["true"]) as ended, subprocess.Popen(["sleep", "60"]) as lasting:
         try:
@@ -647,3 +751,19 @@ def test_sockets_are_capped_on_v1_where_there_are_any() -> None:
             assert cgroup.remove()
     assert limits["some"] == 4 * MIB
     assert limits["none"] > 1 << 50
+
+
+@pytest.mark.needs("cgroup")
+def test_a_program_that_sleeps_over_the_ticks_is_charged_for_what_it_computes() -> None:
+    """The ticks of the timer, by which v1 splits user and system time, meet it never or seldom."""
+    program = (
+        "import time\nticks = 0.004\n"
+        "for _ in range(40):\n"
+        "    time.sleep(ticks - time.monotonic() % ticks + 0.0002)\n"
+        "    end = time.monotonic() + 0.002\n    while time.monotonic() < end: pass\n"
+        "time.process_time()"
+    )
+    with Sandbox(policy=policy_named("strict"), pool=0) as box:
+        result = box.execute(program)
+    counted = result.usage.cpu_user_seconds + result.usage.cpu_system_seconds
+    assert counted >= 0.9 * result.value > 0

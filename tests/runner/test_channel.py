@@ -32,7 +32,7 @@ def exchange(frame: bytes, limit: int = LIMIT) -> bytes:
         sender = threading.Thread(target=send, args=(ours, frame))
         sender.start()
         got = Receiver(theirs, limit).receive_whole()
-        sender.join(5)
+        sender.join(60)
     return got
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cellwright import Limits, Policy, Sandbox
-from cellwright.runner.budget import Budget
-from cellwright.runner.workspace import Uncollected, collect, list_files
+from cellwright.runner.cells.workspace import Uncollected, collect, list_files
+from cellwright.runner.concurrency import Budget
 from tests.conftest import OPTIONAL
 from tests.work import cost_of
 

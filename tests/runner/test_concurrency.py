@@ -53,7 +53,7 @@ def test_slots_are_given_in_the_order_of_arrival() -> None:
             threading.Event().wait(0.001)
     limit.release()
     for thread in waiting:
-        thread.join(5)
+        thread.join(60)
     assert order == list(range(8))
 
 
@@ -66,7 +66,7 @@ def test_closing_refuses_waiting_and_later_callers() -> None:
             threading.Event().wait(0.001)
         limit.close()
         with pytest.raises(ClosedError):
-            waiting.result(5)
+            waiting.result(60)
     with pytest.raises(ClosedError):
         limit.acquire()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cellwright.policies.layers import ALWAYS
+from cellwright.policies.compiling.host import ALWAYS
 from tests.conftest import CAPS
 from tests.runner.test_nested import script, told
 from tests.runner.test_ordinary_user import PYTHON, USER, readable

@@ -8,8 +8,8 @@ import pytest
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
 from cellwright.runner.messages import Call, Finished, encode
-from cellwright.runner.watching import control_turn
-from cellwright.runner.watching.control_turn import ControlTurn
+from cellwright.runner.watching import call_router
+from cellwright.runner.watching.call_router import ControlTurn
 from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.conftest import soon
 
@@ -111,7 +111,7 @@ def test_only_one_thread_waits_and_closing_ends_its_wait(peers: Peers) -> None:
 
 
 def test_an_idle_thread_gives_the_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_turn, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(call_router, "_IDLE_SECONDS", 0.01)
     peers = Peers()
     assert peers.wait() is None
     assert peers.guest_channel.is_open

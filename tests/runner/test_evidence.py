@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from cellwright.runner.kernel.notifications import Notification
-from cellwright.runner.watching.evidence import describe, flag_names, open_attempt, quoted, who
-from cellwright.runner.watching.guest_memory import TEXT_BYTES, bytes_at, text_at
+from cellwright.runner.listening.evidence import describe, flag_names, open_attempt, quoted, who
+from cellwright.runner.listening.waiting_call import TEXT_BYTES, bytes_at, text_at
 
 ME = threading.get_native_id()
 KEPT: list[object] = []

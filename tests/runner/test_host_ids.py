@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cellwright import LaunchError, PolicyError, Sandbox
+from cellwright import HostSettings, LaunchError, PolicyError, Sandbox
 from cellwright.runner.host.ids import choose_id, id_for
 from tests.conftest import ROOT
 
@@ -51,4 +51,4 @@ def test_a_name_has_the_same_id_in_every_process() -> None:
 @pytest.mark.parametrize("user", [0, -1, True, "", 1.5, b"a"])
 def test_a_user_that_makes_no_sense_is_refused(user: object) -> None:
     with pytest.raises(PolicyError, match="user: must be a number above 0 or a name"):
-        Sandbox(user=user, pool=0)  # type: ignore[arg-type]
+        Sandbox(pool=0, host=HostSettings(user=user))  # type: ignore[arg-type]

@@ -22,12 +22,26 @@ def test_inits_that_were_killed_while_they_waited_are_passed_over() -> None:
         assert sandbox.execute("1 + 1").value == 2
         inspected = inspect(sandbox)
         assert soon(lambda: len(inspected.init_pids()) == 2)
-        pidfds = [os.pidfd_open(pid) for pid in inspected.init_pids()]
-        for pidfd in pidfds:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            assert channel.has_news(pidfd, 5)
-            os.close(pidfd)
+        # One may be that of the first cell, which has ended or is about to.
+        killed = [_killed(pid) for pid in inspected.init_pids()]
+        assert any(killed)
         assert [sandbox.execute("1 + 1").value for _ in range(4)] == [2] * 4
+
+
+def _killed(pid: int) -> bool:
+    """Kill a process and wait for its end; tell whether it was still there."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    else:
+        return channel.has_news(pidfd, 60)
+    finally:
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["keeper", "nursery", "launcher"])
@@ -38,7 +52,7 @@ def test_the_pids_of_a_launcher_that_died_are_an_error_of_ours(which: int) -> No
         pidfds = [os.pidfd_open(pid) for pid in pids]
         os.kill(pids[which], signal.SIGKILL)
         for pidfd in pidfds:
-            assert channel.has_news(pidfd, 5)
+            assert channel.has_news(pidfd, 60)
             os.close(pidfd)
         with pytest.raises(LaunchError):
             launcher.pids()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import CellwrightError, PolicyError, Sandbox, SandboxStatus
+from cellwright import CellwrightError, HostSettings, PolicyError, Sandbox, SandboxStatus
 from cellwright.benchmarks.leak_checks import own_temporary_files
 from cellwright.policies.errors import LauncherLost
 from cellwright.policies.policy import Filesystem
@@ -197,7 +197,7 @@ def test_a_thousand_executions_leave_nothing() -> None:
 
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
         for code in PROGRAMS:
-            sandbox.execute(code)  # what is made once is made now
+            sandbox.execute(code)  # makes the objects that are made only once
         with nothing_left_of(sandbox), ThreadPoolExecutor(5) as pool:
             assert sum(pool.map(work, range(5))) == 1000
 
@@ -241,7 +241,7 @@ def test_a_sandbox_that_could_not_be_made_leaves_nothing() -> None:
     for python in ("/nowhere/python3", "/etc/passwd", "/bin/false"):
         for _ in range(3):
             with contextlib.suppress(CellwrightError):
-                Sandbox(policy=policy_named("strict"), python=python).close()
+                Sandbox(policy=policy_named("strict"), host=HostSettings(python=python)).close()
     gc.collect()
     assert soon(lambda: nothing_more_than(before))
 
@@ -283,7 +283,7 @@ def wait_until_ended(pids: list[int], how: dict[int, int]) -> None:
     for pid, pidfd in how.items():
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        ended = poll.poll(5000)
+        ended = poll.poll(60_000)
         os.close(pidfd)
         assert ended, f"process {pid} of {pids} lives on"
 
@@ -295,7 +295,7 @@ def test_a_killed_supervisor_takes_everything_along(number: int) -> None:
         assert len(pids) >= 6  # keeper, nursery, launcher, init, guest and its child
         pidfds = {pid: os.pidfd_open(pid) for pid in pids}
         os.kill(process.pid, number)
-        process.wait(5)
+        process.wait(60)
         wait_until_ended(pids, pidfds)
 
 
@@ -307,7 +307,7 @@ def test_the_next_sandbox_sweeps_the_cgroups_of_a_killed_one() -> None:
         left = cgroups_of(process.pid)
         assert left
         process.kill()
-        process.wait(5)
+        process.wait(60)
         wait_until_ended(pids, pidfds)
     with Sandbox(policy=policy_named("strict")):
         assert cgroups_of(process.pid) == set()
@@ -319,7 +319,7 @@ def test_a_stopped_launcher_dies_with_its_supervisor_too() -> None:
         pidfds = {pid: os.pidfd_open(pid) for pid in pids}
         os.kill(pids[1], signal.SIGSTOP)
         process.kill()
-        process.wait(5)
+        process.wait(60)
         wait_until_ended(pids, pidfds)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from cellwright import PolicyError, Sandbox
 from cellwright.harness.cli.commands import run_command
-from cellwright.runner import living
-from cellwright.runner.cgroups.tree import start_time
+from cellwright.runner.cgroups.cgroup_tree import start_time
+from cellwright.runner.launching import living
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 
@@ -56,7 +56,7 @@ def test_what_a_session_uses_is_told(capsys: pytest.CaptureFixture[str]) -> None
         _, own = listed(capsys)
         assert own["memory_bytes"] > 20_000_000  # type: ignore[operator]
         assert own["cpu_seconds"] > 0  # type: ignore[operator]
-        session._cell._held.cell.cgroup.freeze()  # type: ignore[attr-defined]
+        session.cell._held.cell.cgroup.freeze()  # type: ignore[attr-defined]
         assert listed(capsys)[1]["state"] == "frozen"
 
 
@@ -66,7 +66,7 @@ def test_a_session_is_ended_and_no_other(capsys: pytest.CaptureFixture[str]) -> 
         id = next(str(row["id"]) for row in listed(capsys) if row["session"] == "one")
         assert run_command(["kill", id], None) == 0
         assert capsys.readouterr().out == f"ended {id}\n"
-        assert soon(lambda: not one._cell._held.is_alive())  # type: ignore[attr-defined]
+        assert soon(lambda: not one.cell._held.is_alive())  # type: ignore[attr-defined]
         assert two.execute("6 * 7").value == 42
         assert box.execute("6 * 7").value == 42
 
@@ -100,6 +100,24 @@ def test_a_process_that_is_not_proven_to_be_ours_is_never_signalled(wrong: str) 
             other.kill()
 
 
+def test_what_a_process_of_another_pid_namespace_made_is_left_alone(tmp_path: Path) -> None:
+    """As with a home directory that two containers share: no process may have its number here."""
+    assert living.keep_record("sandbox", os.getpid(), "p", "python", {})
+    (found,) = living.list_living()
+    own = found.record.supervisor
+    for namespace, is_removed in ((f"{own.namespace}1", False), (own.namespace, True)):
+        dead = msgspec.structs.replace(own, pid=4194305, namespace=namespace)
+        record = msgspec.structs.replace(found.record, supervisor=dead)
+        name = f"4194305-{own.start}-{namespace}-7"
+        path = found.path.with_name(f"{name}.json")
+        path.write_bytes(msgspec.json.encode(record))
+        socket = path.with_suffix(".sock")
+        socket.touch()
+        living.remove_leftovers()
+        assert [path.exists(), socket.exists()] == [not is_removed] * 2
+    assert found.path.exists()
+
+
 def test_a_record_of_another_user_or_of_no_sense_is_left_alone(tmp_path: Path) -> None:
     directory = tmp_path / "cellwright" / "living"
     directory.mkdir(parents=True, mode=0o700)
@@ -119,11 +137,11 @@ box = Sandbox(policy=Policy(network=Network(loopback=True), optional_layers={opt
 session = box.session("left")
 session.execute("x = 1")
 exposed = session.expose(8000)
-cell = session._cell._held.cell
+cell = session.cell._held.cell
 cell.cgroup.freeze()
 from cellwright.testing import inspect
 import tempfile
-from cellwright.runner.living import directory_prefix
+from cellwright.runner.launching.living import directory_prefix
 lock = tempfile.mkdtemp(prefix=directory_prefix())  # as a lock of packages has it
 open(f"{{lock}}/wanted.txt", "w").close()
 print(exposed.address, inspect(box).generation.launcher.keeper, lock, flush=True)

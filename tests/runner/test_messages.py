@@ -98,7 +98,7 @@ import sys, threading
 sys.path[:0] = {paths!r}
 import msgspec
 from cellwright.runner.messages import Finished, decode
-from cellwright.runner.outcome import _value
+from cellwright.runner.requests.outcome import _value
 threading.stack_size({kilobytes} * 1024)
 thread = threading.Thread(target=lambda: {work})
 thread.start()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyseccomp
 import pytest
 
-from cellwright.policies.layers import ALWAYS
+from cellwright.policies.compiling.host import ALWAYS
 from tests.conftest import CAPS
 from tests.runner.test_ordinary_user import PRELUDE, PYTHON, USER, readable
 
@@ -24,7 +24,7 @@ bubblewrapped = pytest.mark.needs("bwrap")
 BWRAP = ("bwrap", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/tmp")
 TRY = """
 from cellwright import CellwrightError
-from cellwright.harness.cli.doctor import examine
+from cellwright.harness.cli.helping.doctor import examine
 try:
     with box("strict") as sandbox:
         layers, refusal = sandbox.execute("1").layers, ""
@@ -118,15 +118,31 @@ def test_a_filter_alone_is_named_alone(readable: Path) -> None:
     assert "systempaths" not in str(answer["repair"])
 
 
-def in_a_chroot(place: Path, mount: str) -> dict[str, object]:
-    enter = f'{mount} && exec chroot --userspec="$0" /mnt "$@"'
-    return run(("unshare", "--mount", "sh", "-c", enter, f"{USER}:{USER}", *script(place)), 0)
+def in_a_chroot(place: Path, mount: str, root: str = "/mnt", user: int = USER) -> dict[str, object]:
+    enter = f'{mount} && exec chroot --userspec="$0" {root} "$@"'
+    return run(("unshare", "--mount", "sh", "-c", enter, f"{user}:{user}", *script(place)), 0)
 
 
 def test_a_chroot_is_refused_and_named(readable: Path) -> None:
     """user_namespaces(7): none is made for a process in a chroot."""
     answer = in_a_chroot(readable, "mount --rbind / /mnt")
     assert "unshare: Operation not permitted" in str(answer["refusal"])
+    assert "chroot" in str(answer["repair"])
+
+
+# A root that is no mount point, as debootstrap makes it.
+DIRECTORY = """
+mount -t tmpfs none /mnt && mkdir /mnt/root && for each in /*; do
+  if [ -L $each ]; then cp -P $each /mnt/root
+  elif [ -d $each ] && [ $each != /mnt ]; then mkdir /mnt/root$each && mount --rbind $each /mnt/root$each
+  fi
+done"""
+
+
+@pytest.mark.needs("root")
+def test_a_chroot_is_named_to_root_too(readable: Path) -> None:
+    answer = in_a_chroot(readable, DIRECTORY, "/mnt/root", 0)
+    assert "mount: Invalid argument" in str(answer["refusal"])
     assert "chroot" in str(answer["repair"])
 
 
@@ -142,7 +158,7 @@ def test_without_libseccomp_the_refusal_names_the_package(readable: Path) -> Non
     lacking = ("--ro-bind", "/dev/null", str(library.resolve()))
     answer = inside(readable, "--bind", "/proc", "/proc", *lacking)
     assert "libseccomp was not found" in str(answer["refusal"])
-    assert answer["repair"] == "apt-get install libseccomp2"
+    assert str(answer["repair"]).startswith("apt-get install libseccomp2, or dnf install")
 
 
 @bubblewrapped

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cellwright.runner.nesting import refuse_deep_json
+from cellwright.runner.channel import refuse_deep_json
 
 DEEP = b"[" * 65
 NOT_DEEP = {

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.escapes.test_filesystem import SET_UID
 
 pytestmark = [
     pytest.mark.needs("root"),
@@ -32,9 +33,9 @@ PRELUDE = """
 import sys, json, os
 sys.path[:0] = {paths!r}
 import cellwright
-from cellwright import Sandbox, Unenforceable
+from cellwright import HostSettings, Sandbox, Unenforceable
 from cellwright.testing import inspect
-from cellwright.policies.loading import load_policy
+from cellwright.policies.profiles.loading import load_policy
 import msgspec
 LOST = {lost!r}
 def box(name, **limits):
@@ -85,7 +86,7 @@ def test_a_shell_calls_tools(readable: Path) -> None:
         readable,
         """
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.caller import Tool
+from cellwright.harness.tools.tool import Tool
 policy = msgspec.structs.replace(load_policy("strict"), optional_layers=tuple(LOST))
 echo = Tool(ToolSpec(name="echo", owner=ToolOwner.DEVELOPER), lambda given, _: given)
 with Sandbox(policy=policy, tools=[echo], pool=0) as sandbox:
@@ -94,6 +95,27 @@ tell(status=result.exit_code, stderr=result.stderr)
 """,
     )
     assert told == {"status": 3, "stderr": "not_found: there is no tool 'nobody'\n"}
+
+
+def test_no_program_is_left_set_uid_of_the_user(readable: Path) -> None:
+    """In /workspace of a cell that may write to no path of the host the same calls succeed."""
+    told = as_user(
+        readable,
+        f"""
+import os, tempfile
+from cellwright.policies.policy import Filesystem
+place = tempfile.mkdtemp(dir=os.path.expanduser("~"))
+policy = msgspec.structs.replace(load_policy("strict"), optional_layers=tuple(LOST))
+beside = msgspec.structs.replace(policy, filesystem=Filesystem(write=(place,)))
+program = {SET_UID!r}
+with Sandbox(policy=policy, pool=0) as alone, Sandbox(policy=beside, pool=0) as writer:
+    tell(alone=alone.execute(program.format(place="/workspace")).value,
+         beside=writer.execute(program.format(place=place)).value)
+""",
+    )
+    modes = {"0o104755", "0o102755", "0o100755", "0o42755"}
+    assert set(told["alone"].values()) == modes
+    assert set(told["beside"].values()) == {errno.EPERM, "0o100755", "0o42755"}
 
 
 def test_locks_are_counted_and_those_on_shown_files_are_not_made(readable: Path) -> None:
@@ -124,6 +146,76 @@ with Sandbox(policy=policy, pool=0) as sandbox:
 """,
     )
     assert told == {"told": [errno.ENOLCK, errno.EPERM, 0, errno.EPERM]}
+
+
+def test_protected_paths_cannot_be_made_and_others_belong_to_the_user(readable: Path) -> None:
+    """Its supervisor reads the memory of its cells, also of a process that hides it from its like: it
+    owns the user namespaces."""
+    told = as_user(
+        readable,
+        """
+place = os.path.join(os.environ["HOME"], "project")
+os.mkdir(place)
+policy = load_policy("workshop")
+files = msgspec.structs.replace(policy.filesystem, write=(place,), protected=(place + "/.envrc",))
+policy = msgspec.structs.replace(policy, filesystem=files, optional_layers=tuple(LOST))
+program = f'''
+import ctypes, os
+os.chdir({place!r})
+def attempt(name):
+    try: open(name, "w").close()
+    except OSError as error: return error.errno
+    return 0
+told = [attempt("x"), attempt(".envrc"), attempt("/dev/fd/1"), attempt("/dev/null")]
+ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+[*told, attempt("hidden")]
+'''
+with Sandbox(policy=policy, pool=0) as sandbox:
+    result = sandbox.execute(program)
+rules = [each.rule for each in result.violations]
+tell(told=result.value, owner=os.stat(place + "/x").st_uid, made=sorted(os.listdir(place)), rules=rules)
+""",
+    )
+    assert told["told"] == [0, errno.EPERM, 0, 0, 0]
+    assert (told["owner"], told["made"]) == (USER, ["hidden", "x"])
+    assert [each.endswith("/project/.envrc") for each in told["rules"]] == [True]
+
+
+def test_a_writable_directory_is_watched_for_changes(readable: Path) -> None:
+    """Also for those that programs of the host make, but not for what they read, or do with pipes."""
+    code = """
+import msgspec, tempfile
+from cellwright.policies.policy import Filesystem
+SCRIPT = '''
+import ctypes, os, struct
+C = ctypes.CDLL(None)
+def events(path, mask=0xFFF):
+    fd = C.inotify_init1(os.O_NONBLOCK)
+    watch = C.inotify_add_watch(fd, path.encode(), mask)
+    os.listdir(PLACE); open(PLACE + "/a").close(); open(PLACE + "/a", "w").close()
+    try: data = os.read(fd, 65536)
+    except BlockingIOError: data = b""
+    os.close(fd)
+    found = set()
+    while data:
+        _, event, _, length = struct.unpack_from("=iIII", data)
+        found.add(event & 0xFFF)
+        data = data[16 + length:]
+    return [watch, sorted(found)]
+[events(PLACE), events(PLACE + "/a"), events(PLACE, 0x20), events(PLACE + "/read"), events("/usr")]
+'''
+with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
+    open(place + "/a", "w").write("x")
+    os.mkdir(place + "/read")
+    policy = load_policy("standard")
+    shown = Filesystem(read=(*policy.filesystem.read, place + "/read"), write=(place,))
+    policy = msgspec.structs.replace(policy, optional_layers=tuple(LOST), filesystem=shown)
+    with Sandbox(policy=policy, pool=0) as sandbox:
+        result = sandbox.execute(f"PLACE = {place!r}" + SCRIPT)
+        tell(value=result.value, error=str(result.error))
+"""
+    seen = as_user(readable, code)
+    assert seen["value"] == [[1, [2, 8]], [1, [2, 8]], [1, []], [1, []], [1, []]], seen["error"]
 
 
 def test_a_session_is_branched_by_memory(readable: Path) -> None:
@@ -180,7 +272,7 @@ def test_with_leave_executions_work_and_results_say_what_is_missing(readable: Pa
     told = as_user(
         readable,
         """
-from cellwright.policies.layers import ALWAYS
+from cellwright.policies.compiling.host import ALWAYS
 with box("strict") as sandbox:
     result = sandbox.execute("print('hi'); x + 1", inputs={"x": 1})
     tell(value=result.value, stdout=result.stdout, layers=result.layers, always=ALWAYS, user=os.getuid())
@@ -207,6 +299,41 @@ with box("strict") as sandbox:
     for stdout, stderr, layers in as_user(readable, code).values():
         assert stdout == "hello\n", stderr
         assert "rlimit_as" in layers
+
+
+@pytest.mark.needs("java")
+@pytest.mark.skipif(not Path("/usr/bin/javac").exists(), reason="no /usr/bin/javac")
+def test_a_jvm_lives_under_the_address_space_that_takes_over(readable: Path) -> None:
+    code = """
+source = 'public class Main { public static void main(String[] given) { System.out.println("hello"); } }'
+with box("strict") as sandbox:
+    result = sandbox.execute(source, "java")
+    tell(said=result.stdout, error=result.stderr, layers=result.layers)
+"""
+    told = as_user(readable, code)
+    assert told["said"] == "hello\n", told
+    assert "rlimit_as" in told["layers"]
+
+
+def test_a_judge_without_cgroups_sees_memory_and_time_that_were_too_much(readable: Path) -> None:
+    code = """
+from cellwright.judging import Case, JudgeLimits
+programs = {
+    "small": "print(1)",
+    "large": "x = bytearray(100 << 20); print(1)",
+    "larger": "x = []\\nwhile True: x.append(bytearray(1 << 20))",
+    "at once": "x = bytearray(1 << 40)",
+    "waits": "import time; time.sleep(1000)",
+}
+limits = JudgeLimits(memory_bytes=64 << 20, time_seconds=1.0, wall_seconds=5.0)
+with box("strict") as sandbox:
+    done = {name: sandbox.judge(each, "python", [Case(expected="1")], limits=limits) for name, each in programs.items()}
+    tell(**{name: each.verdict.value for name, each in done.items()})
+"""
+    assert as_user(readable, code) == {
+        "small": "accepted", "large": "memory limit exceeded", "larger": "memory limit exceeded",
+        "at once": "runtime error", "waits": "time limit exceeded",
+    }  # fmt: skip
 
 
 @pytest.mark.skipif(not Path("/usr/bin/node").exists(), reason="no /usr/bin/node")
@@ -386,7 +513,7 @@ def test_a_name_of_the_network_is_reached(readable: Path) -> None:
         """
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy
-from cellwright.runner import spawn
+from cellwright.runner.launching import spawn
 import socket, threading
 spawn._BOOTSTRAP = spawn._BOOTSTRAP.replace("main(len(paths))",
     "import socket as s;e=sys.modules.get('cellwright.runner.egress.main');g=s.getaddrinfo;"
@@ -412,10 +539,10 @@ def test_a_guest_with_the_users_id_cannot_change_network_rules(readable: Path) -
     told = as_user(
         readable,
         """
-from cellwright.harness.sandbox.network_control import AllowHost, ask
+from cellwright.harness.sandbox.network.network_control import AllowHost, ask
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Filesystem, Network, Policy, Syscalls
-from cellwright.runner import living
+from cellwright.runner.launching import living
 from cellwright.runner.messages import encode
 os.makedirs(os.environ["HOME"] + "/.cache/cellwright/living", 0o700, exist_ok=True)
 network = Network(loopback=True, allow=(NetworkRule(host="api.example.org"),))

@@ -7,14 +7,15 @@ import pytest
 from cellwright.policies.policy import Limits
 from cellwright.runner.cgroups import CgroupUsage
 from cellwright.runner.messages import Finished
-from cellwright.runner.outcome import conclude
-from cellwright.runner.result import SandboxResult, SandboxStatus
+from cellwright.runner.requests.outcome import conclude
+from cellwright.runner.requests.result import SandboxResult, SandboxStatus
 from cellwright.runner.watching.supervision import Observation
 
 LIMITS = Limits(wall_seconds=5, cpu_seconds=3)
 NOTHING = Finished(None, None, None, None)
 QUIET = CgroupUsage(0.1, 0.1, 1000, 2)
 BUSY = CgroupUsage(2.9, 0.2, 1000, 2)
+UNCOUNTED = CgroupUsage(None, None, None, None)
 S = SandboxStatus
 
 
@@ -68,7 +69,13 @@ ENDS = {
     "a child was OOM-killed and the program went on": (
         {"wait_status": 0, "oom_kills": 1}, S.COMPLETED, "exit", None,
     ),
-    "SIGXCPU": ({"wait_status": int(signal.SIGXCPU)}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time"),
+    "SIGXCPU that it sent itself": (
+        {"wait_status": int(signal.SIGXCPU), "usage": QUIET}, S.FAILED, "signal", "killed by SIGXCPU",
+    ),
+    "SIGXCPU where nothing counts": (
+        {"wait_status": int(signal.SIGXCPU), "usage": UNCOUNTED}, S.TIMEOUT, "cpu_time",
+        "used more than 3 s of CPU time",
+    ),
     "SIGKILL after all CPU time": (
         {"wait_status": 9, "usage": BUSY}, S.TIMEOUT, "cpu_time", "used more than 3 s of CPU time",
     ),

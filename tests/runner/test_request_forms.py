@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright.policies.languages import LANGUAGES
-from cellwright.runner import channel, request_forms
+from cellwright.runner import channel
 from cellwright.runner.messages import Finished, InputFile, RunProgram, decode
-from cellwright.runner.request_forms import request_form, start_form
+from cellwright.runner.requests import forms as request_forms
+from cellwright.runner.requests.forms import request_form, start_form
 
 SHELLS = [shutil.which(name) or name for name in ("bash", "sh")]
 

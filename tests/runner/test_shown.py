@@ -1,21 +1,29 @@
 """Which opens are noted: a table of names, for a made-up boot frame."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from cellwright.policies.compile import compile_policy
-from cellwright.policies.host import Host
-from cellwright.policies.policy import Filesystem, Policy
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import Host
+from cellwright.policies.denied import denied_by
+from cellwright.policies.policy import Filesystem, Policy, Python
+from cellwright.runner.kernel import mounts
+from cellwright.runner.kernel import process_calls as processes
+from cellwright.runner.launcher.root import _show_one
+from cellwright.runner.launcher.views import ShownPath, SinglyShown, open_source
+from cellwright.runner.listening.shown import Shown
 from cellwright.runner.messages import Boot
-from cellwright.runner.watching.shown import Shown
+from tests.forked import exit_code_of
 
 HOST = Host(landlock_abi=7, cgroups={"memory": "", "cpu": "", "pids": ""})
 POLICY = Policy(
     filesystem=Filesystem(
         read=("/srv/data", "/srv/output", "/tmp/y/data", "/dev/shm/y"),
         write=("/srv/out", "/tmp/y/data/out"),
-    )
+    ),
+    python=Python(path=("/srv/set/site",)),
 )
 SHOWN = Shown(
     Boot(
@@ -23,7 +31,7 @@ SHOWN = Shown(
     )
 )
 READ, WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT
-OUTSIDE, READ_ONLY, FINE = "mount_ns: not shown", "landlock: not writable", ""
+OUTSIDE, READ_ONLY, FINE = "mount_ns: not shown", "mount_ns: read-only", ""
 
 JUDGED = {
     "/etc/shadow": (READ, OUTSIDE),
@@ -54,6 +62,10 @@ JUDGED = {
     "/opt/py/lib": (READ, FINE),
     "/opt/py/lib/other": (READ, OUTSIDE),
     "/opt/py/lib/libz.so.1": (READ, FINE),
+    "/opt/py/lib/libz.a": (READ, FINE),
+    "/opt/py/lib/python311.zip": (READ, FINE),
+    "/opt/py/lib/python311.zip/numpy/lib": (READ, FINE),
+    "/home/python311.zip": (READ, OUTSIDE),
     "/opt/py/lib/glibc-hwcaps/x86-64-v3/libz.so.1": (READ, FINE),
     "/opt/py/pyvenv.cfg": (READ, FINE),
     "/opt/py/bin/python3._pth": (READ, "mount_ns: not shown"),
@@ -63,6 +75,12 @@ JUDGED = {
     "/opt/py/lib/x86_64/secret": (READ, OUTSIDE),
     "/root/lib/libz.so.1": (READ, OUTSIDE),
     "/root/lib/tls/libz.so.1": (READ, OUTSIDE),
+    "/srv/set/site/torch/../../nvidia/cu13/lib/libcudart.so.13": (READ, FINE),
+    "/srv/set/site/torch/../../nvidia/cu13/lib/tls/libcudart.so.13": (READ, FINE),
+    "/srv/set/nvidia/cu13/lib/libcudart.so.13": (READ, OUTSIDE),
+    "/srv/set/site/../secret": (READ, OUTSIDE),
+    "/srv/set/site/../../other/secret.so": (READ, OUTSIDE),
+    "/srv/set/site/../../../home/secret.so": (READ, OUTSIDE),
     "/lib/x86": (READ, FINE),
     "/proc/self/maps": (READ, FINE),
     "/proc/1/environ": (READ, FINE),
@@ -72,6 +90,11 @@ JUDGED = {
     "/dev/null": (WRITE, FINE),
     "/dev/sda": (READ, OUTSIDE),
     "/dev/shm/x": (WRITE, FINE),
+    "/var/tmp/x": (WRITE, FINE),
+    "/var": (READ, FINE),
+    "/var/log": (READ, OUTSIDE),
+    "/etc/mtab": (READ, FINE),
+    "/etc/mtab ": (WRITE, OUTSIDE),
     "/sys/kernel/security": (READ, OUTSIDE),
     "/": (READ, FINE),
     "": (READ, FINE),
@@ -82,3 +105,27 @@ JUDGED = {
 def test_a_name_is_judged(path: str) -> None:
     flags, why = JUDGED[path]
     assert SHOWN.why_not(path or "/workspace/", flags) == why
+
+
+@pytest.mark.needs("root")
+def test_an_optional_path_may_vanish_between_its_opening_and_its_mount(tmp_path: Path) -> None:
+    """What a glob matched may be removed by anybody meanwhile; what was named must be there."""
+    gone, root = tmp_path / "gone", tmp_path / "root"
+
+    def show(*, optional: bool) -> int:
+        processes.unshare(processes.CLONE_NEWNS)
+        mounts.make_private()
+        gone.mkdir()
+        (root / str(tmp_path).lstrip("/")).mkdir(parents=True, exist_ok=True)
+        source = ShownPath(str(gone), str(gone), open_source(str(gone)), mounts.RDONLY)
+        gone.rmdir()
+        place = os.open(root, os.O_PATH)
+        try:
+            given = {"writable": False, "host_uid": 0, "optional": optional}
+            _show_one(place, source, denied_by(()), SinglyShown(()), [], **given)
+        except FileNotFoundError:
+            return 2
+        return 0
+
+    assert exit_code_of(lambda: show(optional=True)) == 0
+    assert exit_code_of(lambda: show(optional=False)) == 2

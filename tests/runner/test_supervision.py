@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import NoReturn
 
 import msgspec
@@ -16,10 +17,9 @@ import pytest
 from cellwright.policies.errors import CellwrightError, InternalError, LaunchError
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
-from cellwright.runner.capture import Capture, OnOutput
-from cellwright.runner.cells import Cell
-from cellwright.runner.cgroups.tree import NoCgroup
-from cellwright.runner.held_cell import HeldCell
+from cellwright.runner.cells.cell import Cell
+from cellwright.runner.cells.held_cell import HeldCell
+from cellwright.runner.cgroups.cgroup_tree import Cgroup
 from cellwright.runner.messages import (
     Ended,
     Failed,
@@ -27,8 +27,10 @@ from cellwright.runner.messages import (
     Ready,
     encode,
 )
+from cellwright.runner.requests.request import OnOutput
+from cellwright.runner.watching.guest_channel import Capture
 from cellwright.runner.watching.supervision import Observation, Supervision, Work
-from tests.conftest import soon
+from tests.conftest import open_descriptors, soon
 
 LIMITS = Limits(wall_seconds=0.3)
 DONE = Finished(b"5", None, None, None)
@@ -39,7 +41,7 @@ class FakeCell(Cell):
     """A cell whose other ends stay here, and whose init is a process that sleeps."""
 
     def __init__(self) -> None:
-        super().__init__(NoCgroup())
+        super().__init__(Cgroup())
         self.killed = threading.Event()
         self.init = subprocess.Popen(["sleep", "600"])
 
@@ -52,7 +54,7 @@ class FakeCell(Cell):
         self.init.kill()
         self.init.wait()
 
-    # what launcher, init and guest would say
+    # frames of launcher, init and guest
 
     def says(self, frame: object, *descriptors: int) -> None:
         channel.send(self._their_status, encode(frame), descriptors)  # type: ignore[arg-type]
@@ -95,6 +97,8 @@ def supervise(
 class FakeOrigin:
     """A launcher that is there, and hears nothing."""
 
+    plan = SimpleNamespace(devices=())
+
     def __init__(self) -> None:
         self.freed: list[Cell] = []
 
@@ -131,7 +135,7 @@ def held_cell_of(cell: FakeCell) -> HeldCell:
 
 def reap_once_killed(cell: FakeCell) -> threading.Thread:
     def work() -> None:
-        if cell.killed.wait(5):
+        if cell.killed.wait(60):
             cell.says(KILLED)
 
     thread = threading.Thread(target=work)
@@ -144,7 +148,7 @@ def test_an_honest_cell_in_the_documented_order(cell: FakeCell) -> None:
     cell.guest_says(encode(DONE))
     cell.ends(3 << 8)
     seen = supervise(cell)
-    assert seen == Observation(None, 3 << 8, DONE, None)
+    assert seen == Observation(None, 3 << 8, DONE, None, captures=seen.captures)
     assert channel.Receiver(cell._their_control, 100).receive_whole() == b"request"
     assert not cell.killed.is_set()
 
@@ -176,7 +180,7 @@ def test_a_guest_that_breaks_the_protocol_is_killed_for_it(
     speak(cell)
     reaper = reap_once_killed(cell)
     seen = supervise(cell)
-    reaper.join(5)
+    reaper.join(60)
     assert seen.cause == "violation"
     assert seen.complaint
     assert cell.killed.is_set()
@@ -195,16 +199,16 @@ def test_a_value_larger_than_allowed_is_a_violation(cell: FakeCell) -> None:
     sender.start()
     reaper = reap_once_killed(cell)
     assert supervise(cell, limits).cause == "violation"
-    reaper.join(5)
+    reaper.join(60)
     cell.control.close()  # lets the sender go, were it waiting for room
-    sender.join(5)
+    sender.join(60)
 
 
 def test_a_deaf_guest_that_never_reads_its_program_is_timed_out(cell: FakeCell) -> None:
     cell.is_ready()
     reaper = reap_once_killed(cell)
     assert supervise(cell).cause == "wall_time"
-    reaper.join(5)
+    reaper.join(60)
 
 
 def test_limits_may_be_longer_than_poll_can_wait(cell: FakeCell) -> None:
@@ -237,7 +241,7 @@ def test_cancelling_ends_it(cell: FakeCell) -> None:
     cell.is_ready()
     reaper = reap_once_killed(cell)
     assert supervise(cell, cancel=cancel).cause == "cancelled"
-    reaper.join(5)
+    reaper.join(60)
     os.close(cancel)
 
 
@@ -245,7 +249,8 @@ def test_a_guest_that_reports_a_good_end_is_not_waited_for(cell: FakeCell) -> No
     cell.is_ready()
     well = msgspec.structs.replace(DONE, ends_well=True)
     cell.guest_says(encode(well))
-    assert supervise(cell) == Observation(None, None, well, None)
+    seen = supervise(cell)
+    assert seen == Observation(None, None, well, None, captures=seen.captures)
 
 
 def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> None:
@@ -255,7 +260,7 @@ def test_a_cell_is_killed_and_waited_for_before_it_is_freed(cell: FakeCell) -> N
     held.prepare()
     reaper = reap_once_killed(cell)
     held.dispose()
-    reaper.join(5)
+    reaper.join(60)
     assert cell.init.wait() < 0
     assert origin.freed == [cell]
 
@@ -284,14 +289,14 @@ def test_the_cause_is_the_first_one(cell: FakeCell) -> None:
     cancel = os.eventfd(0)
 
     def work() -> None:
-        if cell.killed.wait(5):
+        if cell.killed.wait(60):
             os.eventfd_write(cancel, 1)
             cell.says(KILLED)
 
     thread = threading.Thread(target=work)
     thread.start()
     assert supervise(cell, cancel=cancel).cause == "violation"
-    thread.join(5)
+    thread.join(60)
     os.close(cancel)
 
 
@@ -367,7 +372,7 @@ BESIDE_NONSENSE = {
 
 @pytest.mark.parametrize("packets", BESIDE_NONSENSE.values(), ids=BESIDE_NONSENSE)
 def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     cell = FakeCell()
     origin = FakeOrigin()
     held = HeldCell(cell, origin)
@@ -379,17 +384,17 @@ def test_descriptors_beside_what_makes_no_sense_are_closed(packets: list[bytes])
         held.receive()
     assert origin.given_up
     cell.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() <= before
 
 
 def test_unexpected_descriptors_are_closed(cell: FakeCell) -> None:
     cell.is_ready()
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     cell.says(Ended(0, 0.0, 0.0, 0), 0, 1, 2)
     with contextlib.suppress(CellwrightError):  # refused or ignored, but never kept
         supervise(cell)
     owned = 3  # pidfds and workspace, which the cell closes
-    assert len(os.listdir("/proc/self/fd")) <= before + owned
+    assert open_descriptors() <= before + owned
 
 
 def test_what_ended_in_time_has_ended_well_however_late_that_is_noticed(cell: FakeCell) -> None:

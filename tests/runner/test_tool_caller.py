@@ -6,7 +6,7 @@ import os
 import pytest
 
 from cellwright.runner import channel
-from cellwright.runner.cell.caller import ToolCaller
+from cellwright.runner.cell.tool_caller import ToolCaller
 
 
 def test_a_second_close_does_not_touch_a_file_that_has_its_number() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellwright.runner import tree_copy
-from cellwright.runner.tree_copy import Uncopied
+from cellwright.runner.cells import tree_copy
+from cellwright.runner.cells.tree_copy import Uncopied
 
 MEGABYTE = 1 << 20
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.runner.cell.values import NotPlain, plain, quick_json
+from cellwright.runner.cell.plain_values import NotPlain, plain, quick_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Artifact, Sandbox, WorkspaceError, WorkspaceFile
-from cellwright.runner import workspace as ws
-from cellwright.runner.concurrency import NEVER
-from cellwright.runner.workspace import (
+from cellwright import Sandbox, WorkspaceError
+from cellwright.results import Artifact, WorkspaceFile
+from cellwright.runner.cells import workspace as ws
+from cellwright.runner.cells.workspace import (
     Uncollected,
     changed,
     collect,
     collecting_budget,
-    is_empty,
     list_files,
     read_file,
 )
+from cellwright.runner.concurrency import NEVER
+from cellwright.runner.requests.execution import is_empty
 from tests.conftest import policy_named, with_limits
 from tests.forked import exit_code_of
 
@@ -87,8 +88,9 @@ def test_names_lead_nowhere_else(place: tuple[Path, int], name: str) -> None:
 
 @pytest.mark.needs("root")
 def test_other_mounts_are_not_entered(place: tuple[Path, int]) -> None:
-    from cellwright.runner.kernel import mounts, processes
-    from cellwright.runner.kernel.now import Now
+    from cellwright.runner.kernel import mounts
+    from cellwright.runner.kernel import process_calls as processes
+    from cellwright.runner.kernel.steps import Now
 
     path, _ = place
     (path / "m").mkdir()
@@ -252,7 +254,7 @@ def test_links_and_special_files_that_match_are_told(strict: Sandbox) -> None:
 def test_emptiness_is_seen_without_a_look() -> None:
     with Sandbox(policy=policy_named("strict"), pool=0) as sandbox, sandbox.session() as session:
         session.execute("1")
-        workspace = session._cell._held.cell.workspace
+        workspace = session.cell._held.cell.workspace
         assert is_empty(workspace)
         for code in ("open('f', 'w').close()", "import os\nos.mkdir('d')", "os.symlink('x', 'l')"):
             session.execute(code)

@@ -4,7 +4,7 @@ import html.parser
 
 import pytest
 
-from cellwright.harness.adapters.jupyter.display_data import picture_bundle, safe_bundle
+from cellwright.harness.adapters.jupyter.notebook_session import picture_bundle, safe_bundle
 
 _SCRIPT = "<script>parent.escaped = 1</script>"
 

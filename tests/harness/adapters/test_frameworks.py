@@ -19,6 +19,12 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.needs("cgroup", "frameworks"), pytest.mark.slow]
 _FOLDER = ROOT / "tests" / "frameworks"
 _ENVIRONMENT = ROOT / ".frameworks"
+_EVALUATION = (
+    "harbor",
+    "harbor_images",
+    "swe_rex",
+    "verifiers",
+)  # suites in an environment of their own
 EXPECTED: dict[str, dict[str, str]] = json.loads((_FOLDER / "outcomes.json").read_text())
 _SUITES_OF_OTHERS = {"deepagents": 86, "pydantic_ai": 40, "inspect_ai": 44}
 # With deepagents 0.7 these fail: it overwrites files, and returns absolute paths.  So they run with 0.6.
@@ -36,8 +42,9 @@ def outcomes(suite: str) -> dict[str, str]:
         if version:
             env["PYTHONPATH"] = str(_ENVIRONMENT / suite)
             chosen = [f"{chosen[0]}::{each}" for each in EXPECTED[suite]]
+        environment = _ENVIRONMENT / "evaluation" if name in _EVALUATION else _ENVIRONMENT
         done = subprocess.run(
-            [_ENVIRONMENT / "bin" / "python", "-m", "pytest", "-c", _FOLDER / "pytest.ini",
+            [environment / "bin" / "python", "-m", "pytest", "-c", _FOLDER / "pytest.ini",
              "--rootdir", _FOLDER, "--confcutdir", _FOLDER, f"--junitxml={results}", *chosen],
             cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
@@ -59,16 +66,26 @@ def _outcome(case: ElementTree.Element) -> str:
     return "passed"
 
 
+def _in_its_environment(suite: str, *more: str) -> object:
+    marks = pytest.mark.needs("evaluation") if suite in _EVALUATION else ()
+    if suite == "harbor_images":
+        marks = pytest.mark.needs("evaluation", "root", "busybox", "image")
+    return pytest.param(suite, *more, marks=marks)
+
+
 @pytest.mark.parametrize(
     ("suite", "name"),
-    [(suite, name) for suite, expected in EXPECTED.items() for name in expected],
-)
+    [
+        _in_its_environment(suite, name)
+        for suite, expected in EXPECTED.items() for name in expected
+    ],
+)  # fmt: skip
 def test_a_test_of_a_suite_has_the_expected_outcome(suite: str, name: str) -> None:
     found = outcomes(suite).get(name, "not run")
     assert found.startswith(EXPECTED[suite][name]), found
 
 
-@pytest.mark.parametrize("suite", EXPECTED)
+@pytest.mark.parametrize("suite", [*map(_in_its_environment, EXPECTED)])
 def test_no_test_of_a_suite_is_left_out(suite: str) -> None:
     assert sorted(outcomes(suite)) == sorted(EXPECTED[suite])
 

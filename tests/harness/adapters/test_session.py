@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellwright import ClosedError, PolicyError, Sandbox, SessionLost
-from cellwright.harness.adapters.session import AdapterSession
+from cellwright.harness.adapters.common.cell_sandbox_session import AdapterSession
 from tests.conftest import policy_named, soon, with_limits
 
 pytestmark = pytest.mark.needs("userns")

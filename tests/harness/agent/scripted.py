@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cellwright.harness.agent.messages import USUAL, Message, ModelReply, OnText, Sampling
+from cellwright.harness.agent.prompts import USUAL, Message, ModelReply, OnText, Sampling
 
 Script = Sequence[str | Exception]
 

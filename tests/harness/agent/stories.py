@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cellwright.agent import Agent, AgentEvent, ModelClient
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.caller import Caller, Tool
+from cellwright.harness.tools.tool import Caller, Tool
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import answer, program
 from tests.model_server import ModelServer, Reply, calling

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from cellwright import PolicyError, Privacy, Sandbox, ToolState
+from cellwright import PolicyError, Privacy, Sandbox
 from cellwright.agent import Agent, AgentEvent, AgentLimits, ModelClient, Planner, Price
-from cellwright.harness.agent.actions import summary_tool
-from cellwright.harness.agent.conversation import Conversation
 from cellwright.harness.agent.demo import TASKS, DemoModel
-from cellwright.harness.agent.messages import estimated_tokens
+from cellwright.harness.agent.prompts import Conversation, estimated_tokens
+from cellwright.harness.agent.task_loop import summary_tool
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.caller import Caller, Tool
+from cellwright.harness.tools.tool import Caller, Tool
 from cellwright.policies.errors import ModelUnavailable
+from cellwright.tools import ToolState
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
 from tests.model_server import Reply, calling, delta, failing, serving

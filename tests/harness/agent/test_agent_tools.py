@@ -13,14 +13,10 @@ from msgspec.structs import replace
 from cellwright import (
     Broker,
     Caller,
-    HttpClient,
-    HttpCredential,
     NetworkRule,
     Offer,
-    RedactSecrets,
     Tool,
     ToolFactory,
-    ToolOwner,
     ToolRule,
     Tools,
     ToolSpec,
@@ -30,12 +26,12 @@ from cellwright import (
 )
 from cellwright.agent import Agent, AgentLimits
 from cellwright.harness.agent import task_loop
-from cellwright.harness.agent.messages import Message, ModelReply
-from cellwright.harness.agent.summaries import summarise
-from cellwright.harness.tools.http.exchange import HttpAnswer
+from cellwright.harness.agent.prompts import Message, ModelReply, summarise
+from cellwright.harness.tools.http.http_exchange import HttpAnswer
 from cellwright.harness.tools.http.targets import Target, target_of
 from cellwright.policies.errors import ModelUnavailable, PolicyError, ToolArgumentsInvalid
 from cellwright.policies.policy import Http, Packages
+from cellwright.tools import HttpClient, HttpCredential, RedactSecrets, ToolOwner
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import Script, ScriptedModel, answer, program
 from tests.harness.packages.wheels import good_wheel, store_at

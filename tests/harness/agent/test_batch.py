@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cellwright import RegistryError, ToolState
 from cellwright.agent import Agent
-from cellwright.harness.agent.messages import ModelReply
+from cellwright.errors import RegistryError
+from cellwright.harness.agent.prompts import ModelReply
+from cellwright.tools import ToolState
 from tests.conftest import OPTIONAL, policy_named
 from tests.harness.agent.scripted import ScriptedModel, answer, program
 

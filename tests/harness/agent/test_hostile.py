@@ -13,19 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cellwright import (
-    HttpClient,
-    NetworkRule,
-    SkillManifest,
-    Skills,
-    SkillStore,
-    ToolState,
-)
+from cellwright import NetworkRule, Skills
 from cellwright.agent import Agent, AgentLimits, Research
-from cellwright.harness.agent.messages import USUAL, Message, ModelReply, OnText, Sampling
+from cellwright.harness.agent.prompts import USUAL, Message, ModelReply, OnText, Sampling
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.skills.skill import make_skill
-from cellwright.harness.tools.caller import Caller, Tool
+from cellwright.harness.tools.tool import Caller, Tool
+from cellwright.tools import HttpClient, SkillManifest, SkillStore, ToolState
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import answer, program
 from tests.harness.agent.test_research import site

@@ -82,7 +82,10 @@ def test_killed_after_each_event(tmp_path: Path) -> None:
             assert ended[-1]["status"] == "completed", (count, ended)
             # A kill in the middle of a call leaves its outcome unknown, and then it is not repeated.
             assert ended[-1]["answer"][:2] == DONE[:2] or "unknown" in str(ended), (count, ended)
-            assert sorted(processes.sent()) == ["ann", "bob"], (count, ended)
+            # Such a call may not have reached its tool.
+            sent = processes.sent()
+            assert len(sent) == len({*sent}), (count, ended)
+            assert {*sent} == {"ann", "bob"} or "unknown" in str(ended), (count, ended)
 
 
 @pytest.mark.parametrize("at", ["ann", "bob"])

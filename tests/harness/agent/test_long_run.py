@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cellwright.agent import Agent, AgentLimits, ModelClient
-from cellwright.harness.agent.messages import estimated_tokens
+from cellwright.harness.agent.prompts import estimated_tokens
 from tests.conftest import policy_named
 from tests.model_server import ModelServer, Reply, said, serving
 

@@ -10,9 +10,9 @@ import pytest
 
 from cellwright import PolicyError
 from cellwright.agent import AgentMemory, Planner
-from cellwright.harness.agent.memory import MOST_EPISODES, MOST_FACTS, Recipe, UsedTool
-from cellwright.harness.agent.messages import Message, ModelReply
+from cellwright.harness.agent.agent_memory import MOST_EPISODES, MOST_FACTS, Recipe, UsedTool
 from cellwright.harness.agent.planner import AgentPlan, PlanStep
+from cellwright.harness.agent.prompts import Message, ModelReply
 from cellwright.harness.schemas.spec import ToolSpec
 
 

@@ -13,9 +13,9 @@ from typing import ClassVar
 
 import pytest
 
-from cellwright.harness.agent.messages import Message, ModelReply, Sampling
 from cellwright.harness.agent.model import ModelClient, _lines
-from cellwright.harness.sources import named_source
+from cellwright.harness.agent.prompts import Message, ModelReply, Sampling
+from cellwright.harness.user_data import named_source
 from cellwright.policies.errors import ModelError, ModelUnavailable, PolicyError
 from cellwright.policies.extras import how_to_install
 from tests.conftest import ROOT
@@ -318,7 +318,10 @@ def test_a_line_that_comes_in_pieces_is_put_together() -> None:
 
 def test_without_the_extra_only_the_client_is_missing_and_says_what_to_install() -> None:
     code = "import sys; sys.modules['httpx2'] = None; from cellwright.agent import Agent; print(Agent.__name__)"
-    for wanted in ("from cellwright.agent import ModelClient", "Agent('http://127.0.0.1:1/v1')"):
+    for wanted in (
+        "from cellwright.agent import ModelClient; ModelClient()",
+        "Agent('http://127.0.0.1:1/v1')",
+    ):
         done = subprocess.run(
             [sys.executable, "-c", f"{code}; {wanted}"], cwd=ROOT, capture_output=True, text=True, check=False
         )  # fmt: skip

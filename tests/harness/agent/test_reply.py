@@ -2,8 +2,7 @@
 
 import pytest
 
-from cellwright.harness.agent.messages import ModelReply, ToolRequest
-from cellwright.harness.agent.reply import (
+from cellwright.harness.agent.planner import (
     Action,
     CodeAction,
     FinalAnswer,
@@ -11,6 +10,7 @@ from cellwright.harness.agent.reply import (
     fenced_blocks,
     read_reply,
 )
+from cellwright.harness.agent.prompts import ModelReply, ToolRequest
 
 
 def read(text: str, finish: str = "stop", *requests: tuple[str, str]) -> Action:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import HttpClient, NetworkRule, PolicyError, Sandbox, ToolNotFound
+from cellwright import NetworkRule, PolicyError, Sandbox
 from cellwright.agent import Research
+from cellwright.errors import ToolNotFound
 from cellwright.policies.errors import ToolError
+from cellwright.tools import HttpClient
 from tests.conftest import policy_named
 
 HTML = (

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.cli.completion import NAMES, SHELLS
+from cellwright.harness.cli.helping.completion import NAMES, SHELLS
 from tests.conftest import ROOT
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 SCRIPTS = {
     "bash": ".local/share/bash-completion/completions/cellwright",
     "zsh": "functions/_cellwright",
@@ -210,11 +210,11 @@ def test_a_user_who_keeps_nothing_has_no_names(kind: str, tmp_path: Path) -> Non
 
 
 def test_a_name_that_a_shell_would_execute_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cellwright.harness.cli import names
+    from cellwright.harness.cli.helping import completion
 
     hostile = ["good", "$(touch x)", "`id`", "a b", "a\nb", "; id", "é", ""]
-    monkeypatch.setitem(names._NAMES, "sets", lambda: hostile)
-    assert names.names_of("sets") == ["good"]
+    monkeypatch.setitem(completion._NAMES, "sets", lambda: hostile)
+    assert completion.names_of("sets") == ["good"]
 
 
 @pytest.mark.parametrize("shell_name", SHELLS)

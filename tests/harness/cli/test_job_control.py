@@ -201,7 +201,7 @@ def test_a_shell_in_a_cell_has_every_key_again_when_it_goes_on(
     prompt.until("hidden")
     os.kill(prompt.job(), number)
     is_shown = "\x1b[?25h" in prompt.until_stopped()
-    assert is_shown == (number == signal.SIGTSTP)  # of the other signal nobody is told
+    assert is_shown == (number == signal.SIGTSTP)  # the other signal is not reported
     prompt.type("stty -a | grep -o ' icanon'\n")
     prompt.until("\n icanon")
     prompt.until("out> ")

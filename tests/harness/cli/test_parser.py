@@ -91,4 +91,4 @@ def test_help_of_a_policy_names_the_profiles_and_the_default(prog: str) -> None:
     for name in PROFILES:
         assert name in text
     default = parser.get_default("policy") or "strict"
-    assert f"default {default}" in text or prog == "cellwright shell"
+    assert f"default {default}" in text or prog in ("cellwright shell", "cellwright image build")

@@ -15,13 +15,14 @@ from typing import TextIO
 import pytest
 
 from cellwright import Runs, Sandbox, ToolFactory, ToolRegistry
-from cellwright.harness.cli import sandbox, servers
+from cellwright.harness.cli.keeping import servers
 from cellwright.harness.cli.main import main
+from cellwright.harness.cli.running import sandbox_options as sandbox
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.text import progress
-from cellwright.harness.text.progress import ProgressLine
-from cellwright.harness.tools.caller import Tool
+from cellwright.harness.text import terminal_text
+from cellwright.harness.text.terminal_text import ProgressLine
 from cellwright.harness.tools.catalogue import Offer
+from cellwright.harness.tools.tool import Tool
 from tests.conftest import OPTIONAL, ROOT, policy_named
 
 OPTIONS = [part for layer in OPTIONAL for part in ("--optional", layer)]
@@ -61,9 +62,12 @@ class Screen:
 def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     """A terminal that is told at once."""
     made = Screen()
-    for module in (progress, sandbox):  # pytest replaces sys.stderr itself when the test begins
-        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=made.stream))
-    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    for module in (
+        terminal_text,
+        sandbox,
+    ):  # pytest replaces sys.stderr itself when the test begins
+        monkeypatch.setattr(module, "sys", SimpleNamespace(stdout=sys.stdout, stderr=made.stream))
+    monkeypatch.setattr(terminal_text, "_PATIENCE_SECONDS", 0)
     monkeypatch.setenv("TERM", "xterm")
     yield made
     made.close()
@@ -118,7 +122,7 @@ def test_a_terminal_that_cannot_erase_gets_one_line(
 def test_work_of_less_than_a_second_is_not_mentioned(
     screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(terminal_text, "_PATIENCE_SECONDS", 60)
     with ProgressLine("working"):
         pass
     screen.read_rest()
@@ -126,7 +130,7 @@ def test_work_of_less_than_a_second_is_not_mentioned(
 
 
 def test_a_pipe_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(terminal_text, "_PATIENCE_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with ProgressLine("working") as shown, shown.hidden():
         shown.say("more")
@@ -168,7 +172,7 @@ def test_commands_that_may_take_long_say_what_they_do(
             super().__init__(what)
 
     for module in (
-        progress,
+        terminal_text,
         *(each for name, each in sys.modules.items() if ".harness.cli." in name),
     ):
         if hasattr(module, "ProgressLine"):
@@ -235,8 +239,8 @@ SERVERS = {
 IMPATIENT = """
 import sys
 from cellwright.harness.cli.main import main
-from cellwright.harness.text import progress
-progress._PATIENCE_SECONDS = 0
+from cellwright.harness.text import terminal_text
+terminal_text._PATIENCE_SECONDS = 0
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -278,6 +282,6 @@ def ended(process: "subprocess.Popen[bytes]") -> bytes:
 def test_a_pipe_gets_no_progress_of_a_command(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE_SECONDS", 0)
+    monkeypatch.setattr(terminal_text, "_PATIENCE_SECONDS", 0)
     main(["explain", *OPTIONS])
     assert capfd.readouterr().err == ""

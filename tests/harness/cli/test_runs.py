@@ -8,13 +8,13 @@ import pytest
 
 from cellwright import Broker, Runs, Sandbox, ToolFactory
 from cellwright.harness.cli import main as cli
-from cellwright.harness.cli.tool_files import register_marked
-from cellwright.harness.runs.store import NewCall
+from cellwright.harness.cli.keeping.marked_files import register_marked
+from cellwright.harness.runs.run_store import NewCall
 from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Tool
+from cellwright.harness.tools.tool import Tool
 from tests.conftest import policy_named
 
 SEND = ToolSpec(name="send", owner=ToolOwner.DEVELOPER, risky=True, parameters={"type": "object"})

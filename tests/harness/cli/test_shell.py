@@ -23,14 +23,14 @@ COMMAND = (sys.executable, "-m", "cellwright", "shell", "--optional", "cgroup")
 
 
 class Person:
-    """The master of a terminal at which `cellwright shell` runs."""
+    """The master of a terminal at which `cellwright shell`, or another command, runs."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, command: tuple[str, ...] = COMMAND) -> None:
         self.master, self._own = pty.openpty()
         termios.tcsetwinsize(self.master, (30, 100))
         self.modes = termios.tcgetattr(self._own)
         self.process = subprocess.Popen(
-            (*COMMAND, *arguments), stdin=self._own, stdout=self._own, stderr=self._own,
+            (*command, *arguments), stdin=self._own, stdout=self._own, stderr=self._own,
             start_new_session=True, env={**os.environ, "TERM": "xterm"},
         )  # fmt: skip
         self.seen = b""
@@ -46,11 +46,13 @@ class Person:
         os.write(self.master, text)
 
     def end(self) -> int:
-        """Return the exit status; reads on, so that nothing waits for us."""
-        while self.process.poll() is None:
-            if select.select([self.master], [], [], 0.05)[0]:
+        """Return the exit status; reads all until then, so that nothing waits for us."""
+        while True:
+            has_ended = self.process.poll() is not None
+            if select.select([self.master], [], [], 0 if has_ended else 0.05)[0]:
                 self.seen += os.read(self.master, 65536)
-        return self.process.returncode
+            elif has_ended:
+                return self.process.returncode
 
     def is_restored(self) -> bool:
         return termios.tcgetattr(self._own) == self.modes
@@ -170,12 +172,13 @@ _SERVERS = itertools.count()
 
 
 class Tmux:
-    """A server of tmux of our own, whose one window runs `cellwright shell`."""
+    """A server of tmux of our own, whose one window runs a command, by default `cellwright shell`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *command: str, columns: int = 90, rows: int = 20) -> None:
         # Not the name of the last server: it may still be there when the next one starts.
         self._socket = f"cellwright-{os.getpid()}-{next(_SERVERS)}"
-        self("new-session", "-d", "-x", "90", "-y", "20", *COMMAND)
+        size = ("-x", str(columns), "-y", str(rows))
+        self("new-session", "-d", *size, *(command or COMMAND))
 
     def __call__(self, *arguments: str) -> str:
         command = ("tmux", "-L", self._socket, "-f", "/dev/null", *arguments)

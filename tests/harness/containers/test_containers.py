@@ -13,10 +13,20 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus, Unenforceable, tool
+from cellwright import (
+    HostSettings,
+    LaunchError,
+    PolicyError,
+    PoolSettings,
+    Sandbox,
+    SandboxStatus,
+    Unenforceable,
+    tool,
+)
 from cellwright.policies.policy import Policy
 from cellwright.runner.oci.container import remove_leftover_containers
 from cellwright.testing import inspect
@@ -89,9 +99,13 @@ def bundles() -> set[str]:
     return {str(path) for path in Path(tempfile.gettempdir()).glob(f"{BUNDLES}")}
 
 
-def oci(runtime: str, policy: str = "strict", **given: object) -> Sandbox:
-    chosen = policy_named(policy)
-    return Sandbox(policy=chosen, backend="oci", runtime=runtime, **given)  # type: ignore[arg-type]
+def oci(runtime: str, policy: str = "strict", **given: Any) -> Sandbox:
+    host = {name: given.pop(name) for name in ("rootfs", "language") if name in given}
+    return Sandbox(
+        policy=policy_named(policy),
+        host=HostSettings(backend="oci", runtime=runtime, **host),
+        **given,
+    )
 
 
 def test_programs_values_files_tools_and_sessions_are_those_of_every_sandbox(runtime: str) -> None:
@@ -136,17 +150,17 @@ def test_a_cell_is_confined_twice(runtime: str) -> None:
     """Its pid namespace lies below that of the container, which has no interface and no host file."""
     with oci(runtime, pool=0) as sandbox:
         program = (
-            "import os\n[os.getpid(), os.getuid(), sorted(os.listdir('/')), "
-            "open('/proc/self/status').read().count('NSpid:\\t2\\n')]"
+            "import os\n[os.getpid(), os.getuid(), sorted(os.listdir('/')), os.listdir('/var')]"
         )
-        pid, uid, names, _ = sandbox.execute(program).value
+        pid, uid, names, below_var = sandbox.execute(program).value
         assert (pid, uid) == (2, 1000)
         assert {"workspace", "usr", "proc"} <= set(names)
-        assert not {"var", "run", "home", "boot"} & set(names)
+        assert not {"run", "home", "boot"} & set(names)
+        assert below_var == ["tmp"]
 
 
-def test_with_fresh_exec_each_call_has_a_container_of_its_own(runtime: str) -> None:
-    with oci(runtime, fresh_exec=True, pool=0) as sandbox:
+def test_with_a_launcher_for_each_cell_each_call_has_a_container_of_its_own(runtime: str) -> None:
+    with oci(runtime, pool=PoolSettings(size=0, cells_per_launcher=1)) as sandbox:
         program = (
             "import ctypes\nctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, 'Py_None'))"
         )
@@ -190,7 +204,9 @@ def test_a_path_of_the_policy_is_shown_at_its_place(runtime: str, tmp_path: Path
         (work / "told").write_text("of the host")
         policy = {"extends": "strict", "filesystem": {"write": [str(work)]}}
         policy["optional_layers"] = list(OPTIONAL)  # type: ignore[assignment]
-        with Sandbox(policy=policy, backend="oci", runtime=runtime, pool=0) as sandbox:
+        with Sandbox(
+            policy=policy, pool=0, host=HostSettings(backend="oci", runtime=runtime)
+        ) as sandbox:
             result = sandbox.execute(
                 f"open('{work}/made', 'w').write('in the cell')\nopen('{work}/told').read()"
             )
@@ -204,7 +220,10 @@ def test_a_path_beneath_a_writable_one_is_refused(runtime: str, tmp_path: Path) 
     (tmp_path / "inner").mkdir()
     policy = {"filesystem": {"write": [str(tmp_path)], "read": [str(tmp_path / "inner")]}}
     with pytest.raises(PolicyError, match="lies beneath a path that programs can write"):
-        Sandbox(policy=policy | {"optional_layers": list(OPTIONAL)}, backend="oci", runtime=runtime)
+        Sandbox(
+            policy=policy | {"optional_layers": list(OPTIONAL)},
+            host=HostSettings(backend="oci", runtime=runtime),
+        )
 
 
 def test_shells_of_the_host_run_in_a_container(runtime: str) -> None:
@@ -221,9 +240,7 @@ def test_a_container_that_was_killed_is_replaced(runtime: str) -> None:
         keeper = inspect(sandbox).supervisor.generation.launcher.keeper
         pidfd = os.pidfd_open(keeper)
         os.kill(keeper, signal.SIGKILL)
-        assert select.select([pidfd], [], [], 60)[
-            0
-        ]  # which the first process of a container ends last
+        assert select.select([pidfd], [], [], 60)[0]  # the first process of a container ends last
         os.close(pidfd)
         assert sandbox.execute("2").value == 2
         (second,) = bundles() - before
@@ -263,7 +280,7 @@ def test_without_root_it_is_the_same(name: str, readable: Path) -> None:
 import warnings
 warnings.simplefilter("ignore")
 policy = msgspec.structs.replace(load_policy("standard"), optional_layers=tuple(LOST))
-with Sandbox(policy=policy, backend="oci", runtime=NAME) as sandbox:
+with Sandbox(policy=policy, host=HostSettings(backend="oci", runtime=NAME)) as sandbox:
     result = sandbox.execute("import os; print('x'); os.getuid()")
     refused = sandbox.execute("import ctypes; ctypes.CDLL(None).ptrace(16, 1, 0, 0)")
     ran = sandbox.run(["/bin/echo", "hi"])
@@ -290,9 +307,9 @@ def test_nothing_is_left_when_the_process_is_killed(runtime: str) -> None:
     code = f"""
 import os, signal, warnings
 warnings.simplefilter("ignore")
-from cellwright import Sandbox
-box = Sandbox(policy={{"extends": "strict", "optional_layers": {list(OPTIONAL)!r}}}, backend="oci",
-              runtime={runtime!r}, pool=1)
+from cellwright import HostSettings, Sandbox
+box = Sandbox(policy={{"extends": "strict", "optional_layers": {list(OPTIONAL)!r}}}, pool=1,
+              host=HostSettings(backend="oci", runtime={runtime!r}))
 launcher = box._cells.supervisor.generation.launcher
 print(launcher.keeper, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -356,7 +373,7 @@ def test_a_runtime_that_fails_is_our_error(how: str, message: str, tmp_path: Pat
 
 
 def test_a_runtime_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellwright.runner.oci.runtime._SECONDS", 0.3)
+    monkeypatch.setattr("cellwright.runner.oci.oci_runtime._SECONDS", 0.3)
     fake = tmp_path / "crun"
     fake.write_text(FAKE.replace("HOW", 'echo $$ > "$0.pid"; exec sleep 100'))
     fake.chmod(0o755)
@@ -393,7 +410,7 @@ def test_a_policy_that_demands_a_kernel_is_refused_where_it_is_shared(runtime: s
     with pytest.raises(Unenforceable, match="own_kernel: cells share the kernel of this host"):
         Sandbox(policy=policy, pool=0)
     with pytest.raises(Unenforceable, match="own_kernel"):
-        Sandbox(policy=policy, backend="oci", runtime=runtime)
+        Sandbox(policy=policy, host=HostSettings(backend="oci", runtime=runtime))
 
 
 @pytest.mark.parametrize(
@@ -409,7 +426,7 @@ def test_arguments_that_make_no_container_are_refused(
     given: dict[str, object], message: str
 ) -> None:
     with pytest.raises(PolicyError, match=message):
-        Sandbox(policy=Policy(), **given)  # type: ignore[arg-type]
+        Sandbox(policy=Policy(), host=HostSettings(**given))  # type: ignore[arg-type]
 
 
 @pytest.mark.needs("runc")

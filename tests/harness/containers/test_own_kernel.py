@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cellwright import LaunchError, PolicyError, Sandbox, SandboxStatus, Unenforceable
+from cellwright import HostSettings, LaunchError, PolicyError, Sandbox, SandboxStatus, Unenforceable
 from tests.conftest import OPTIONAL
 from tests.harness.containers.test_containers import as_user, bundles
 from tests.runner.test_ordinary_user import PYTHON, readable
@@ -51,7 +51,7 @@ def runtime(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def sandbox_of(runtime: str, **changes: object) -> Sandbox:
-    return Sandbox(policy=POLICY | changes, backend="oci", runtime=runtime)
+    return Sandbox(policy=POLICY | changes, host=HostSettings(backend="oci", runtime=runtime))
 
 
 def line(kind: str, data: bytes = b"") -> str:
@@ -136,9 +136,12 @@ def test_what_needs_a_cell_is_refused(asked: Any, message: str, tmp_path: Path) 
 def test_layers_that_it_cannot_have_must_be_optional(tmp_path: Path) -> None:
     runtime = program(tmp_path / "runsc", "exit 1")
     with pytest.raises(Unenforceable, match="listener: the kernel of a container reports nothing"):
-        Sandbox(policy=POLICY | {"optional_layers": OPTIONAL}, backend="oci", runtime=runtime)
+        Sandbox(
+            policy=POLICY | {"optional_layers": OPTIONAL},
+            host=HostSettings(backend="oci", runtime=runtime),
+        )
     with pytest.raises(PolicyError, match="tools: not with runsc"):
-        Sandbox(policy=POLICY, backend="oci", runtime=runtime, tools=[])
+        Sandbox(policy=POLICY, tools=[], host=HostSettings(backend="oci", runtime=runtime))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +221,7 @@ import warnings
 warnings.simplefilter("ignore")
 policy = {"extends": "strict", "isolation": {"kernel": "own"},
           "optional_layers": ["listener", "landlock", "cgroup"]}
-with Sandbox(policy=policy, backend="oci", runtime=RUNTIME) as sandbox:
+with Sandbox(policy=policy, host=HostSettings(backend="oci", runtime=RUNTIME)) as sandbox:
     result = sandbox.execute("open('/proc/self/status').read().split('CapEff:')[1].split()[0]")
     tell(value=result.value, layers=sandbox.layers)
 """

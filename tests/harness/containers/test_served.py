@@ -20,7 +20,7 @@ from tests.harness.servers.web.test_command import started
 
 __all__ = ["programs", "rootfs"]  # fixtures
 pytestmark = pytest.mark.needs("userns")
-READ = "open('/etc/os-release').read()"  # of the rootfs
+READ = "open('/etc/os-release').read()"  # a file of the rootfs
 
 
 @pytest.fixture

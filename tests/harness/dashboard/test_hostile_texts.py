@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.dashboard import encoding, page
-from cellwright.harness.dashboard.page import live_page, policy, static_page
+from cellwright.harness.dashboard import dashboard_page
+from cellwright.harness.dashboard.dashboard_page import live_page, policy, static_page
 from tests.browser import Browser, Page
 from tests.harness.dashboard.overviews import VIEWS, full, hostile
 
@@ -89,7 +89,7 @@ def test_a_text_is_shown_as_text_in_every_view(
 @pytest.mark.needs("chromium")
 def test_ten_megabytes_of_text_in_every_field_are_cut(browser: Browser, file: Path) -> None:
     made = static_page(hostile("<b>" * (10_000_000 // 3)))
-    assert len(made) < 4 * encoding.MOST_CHARACTERS
+    assert len(made) < 4 * dashboard_page.MOST_CHARACTERS
     file.write_bytes(made)
     shown = browser.page(file.as_uri())
     for place in _places(shown):
@@ -99,8 +99,8 @@ def test_ten_megabytes_of_text_in_every_field_are_cut(browser: Browser, file: Pa
 
 
 def test_all_texts_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "MOST_CHARACTERS", 5000)
-    few = encoding.encoded(hostile("x" * 4000))
+    monkeypatch.setattr(dashboard_page, "MOST_CHARACTERS", 5000)
+    few = dashboard_page.encoded(hostile("x" * 4000))
     assert few.count(b"x") <= 5000
     assert "⟨cut: 4,000 characters⟩".encode() in few
 
@@ -112,7 +112,7 @@ def _without_policy(made: bytes) -> bytes:
     return re.sub(rb'<meta http-equiv="Content-Security-Policy"[^>]*>', b"", made)
 
 
-def _as_markup(name: str, part: Callable[[str], bytes] = page._part) -> bytes:
+def _as_markup(name: str, part: Callable[[str], bytes] = dashboard_page._part) -> bytes:
     """Return a part of the page whose script makes elements of texts."""
     written = (
         b"made.append(child instanceof Node ? child : document.createTextNode(String(child)));"
@@ -132,10 +132,10 @@ def test_without_a_protection_a_script_executes_but_for_the_policy(
 ) -> None:
     """The tests above see an execution, and the policy holds where the page's own code does not."""
     if missing == "text nodes":
-        monkeypatch.setattr(page, "_part", _as_markup)
+        monkeypatch.setattr(dashboard_page, "_part", _as_markup)
         text = SCRIPTS[3]
     else:
-        monkeypatch.setattr(encoding, "_IN_A_PAGE", ())
+        monkeypatch.setattr(dashboard_page, "_IN_A_PAGE", ())
         text = SCRIPTS[1]
     made = static_page(hostile(text))
     file.write_bytes(made if is_held else _without_policy(made))

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from cellwright import AuditLog, Broker, Runs, Sandbox, ToolFactory, ToolRegistry
-from cellwright.harness.agent.memory import AgentMemory, UsedTool
+from cellwright.harness.agent.agent_memory import AgentMemory, UsedTool
 from cellwright.harness.cli import main as cli
-from cellwright.harness.dashboard import sources, timeline
-from cellwright.harness.dashboard.live import LiveTimeline
+from cellwright.harness.dashboard import dashboard_page
+from cellwright.harness.dashboard import overview as overview_sources
+from cellwright.harness.dashboard.dashboard_page import LiveTimeline, Timeline
 from cellwright.harness.dashboard.overview import Overview
-from cellwright.harness.dashboard.timeline import Timeline
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Tool
+from cellwright.harness.tools.tool import Tool
 from cellwright.runner.audit.record import AuditEntry
 from cellwright.runner.audit.verification import read
 from tests.browser import Browser
@@ -101,7 +101,7 @@ def test_calls_are_counted_by_tool(written: Written) -> None:
 def test_durable_runs_have_their_calls_and_what_waits(written: Written) -> None:
     overview = Overview(source="runs", name="", made=0.0)
     with Runs(written.runs) as runs:
-        sources.add_runs(overview, runs)
+        overview_sources.add_runs(overview, runs)
         (run,) = overview.durable or []
         (waiting,) = overview.approvals
         assert (run.state, [call.tool for call in run.calls]) == ("paused", ["send"])
@@ -116,7 +116,7 @@ def test_arguments_that_nobody_can_read_cannot_be_approved(tmp_path: Path) -> No
         broker = Broker(Offer([Tool(SEND, lambda *_: "sent")]), approve=runs.ask)
         with Sandbox(policy=policy_named("strict"), pool=0, tools=broker) as sandbox:
             runs.start(sandbox, "import tools\ntools.send(to='ab' * 10_000)")
-        (waiting,) = [sources.waiting_call(each) for each in runs.pending()]
+        (waiting,) = [overview_sources.waiting_call(each) for each in runs.pending()]
     assert not waiting.is_whole
     assert "cannot be shown whole" in waiting.arguments
 
@@ -131,8 +131,8 @@ def test_the_registry_tells_of_uses_and_the_memory_of_tasks(
     ):
         for number, status in enumerate(("completed", "failed", "completed")):
             memory.note_run(f"run {number}", "a task", status, 1, [UsedTool("halve", "")])
-        sources.add_tools(overview, registry)
-        sources.add_curve(overview, [(registry, memory)])
+        overview_sources.add_tools(overview, registry)
+        overview_sources.add_curve(overview, [(registry, memory)])
     (tool,) = overview.tools or []
     assert (tool.name, tool.uses, tool.failures) == ("halve", 1, 0)
     assert [(point.tasks, point.tools) for point in overview.curve] == [(1, 1), (2, 1)]
@@ -142,7 +142,7 @@ def test_living_cells_tell_what_they_use(strict: Sandbox) -> None:
     overview = Overview(source="server", name="", made=0.0)
     with strict.session() as session:
         session.execute("held = bytearray(4_000_000)")
-        sources.add_cells(overview)
+        overview_sources.add_cells(overview)
         (cell,) = [each for each in overview.cells or [] if each.session == session.id]
     assert (cell.kind, cell.state, cell.policy) == ("session", "live", "strict")
     assert cell.age_seconds >= 0
@@ -156,11 +156,11 @@ def _entry(seq: int, category: str, action: str, **fields: Any) -> AuditEntry:
 
 
 def test_a_trail_without_end_keeps_the_latest_runs_and_counts_the_rest() -> None:
-    made, most = Timeline(), timeline.MOST_RUNS
+    made, most = Timeline(), dashboard_page.MOST_RUNS
     for number in range(most + 10):
         span = f"{number:016x}"
         made.add(_entry(number, "execution", "start", span_id=span, details={"execution_id": span}))
-        for _ in range(3 if number % 2 else timeline.MOST_EVENTS + 5):
+        for _ in range(3 if number % 2 else dashboard_page.MOST_EVENTS + 5):
             made.add(
                 _entry(number, "tool", "call", span_id=f"t{number}", parent_id=span, target="t")
             )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.dashboard.page import static_page
+from cellwright.harness.dashboard.dashboard_page import static_page
 from tests.browser import Browser, Page
 from tests.harness.dashboard.overviews import full
 

@@ -25,6 +25,7 @@ PRINTED = {
     "session": re.escape("2\nIndexError: list index out of range\n[1, 2, 3, 9]\n"),
     "approval": re.escape("COMPLETED paid 40 to bob\n"),
     "packages_offline": "hello, cell\n",
+    "gpu_cells": r"no GPU here: devices\.gpu: .*\n|devices: nvidia0, .*\n.*TORCH\n",
     "network_by_name": r"example\.org: .*Name or service not known.*\nhello from the host\n",
     "agent_with_approvals": re.escape(
         "refund {'number': 17, 'amount': 25}: approve? approved\ncompleted paid 25 for order 17\n"

@@ -4,13 +4,19 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from cellwright.harness.fleet.messages import Answered, NodeCall, NotBegun, message_of
-from cellwright.harness.fleet.nodes import NodeAway, NodeGone
-from cellwright.harness.sandbox.remote.failures import failure_of
+from cellwright.harness.fleet.cell_node import (
+    Answered,
+    NodeAway,
+    NodeCall,
+    NodeGone,
+    NotBegun,
+    message_of,
+)
+from cellwright.harness.sandbox.remote.call_frames import failure_of
 from cellwright.harness.sandbox.remote.frames import Execute, ExecuteArguments, Executed
 from cellwright.policies.errors import BusyError
 from cellwright.runner.messages import encode
-from cellwright.runner.result import SandboxResult, SandboxStatus
+from cellwright.runner.requests.result import SandboxResult, SandboxStatus
 
 # What becomes of one message: answered; refused before it began; the node dies before or after it ran
 # the program; the connection breaks before or after.

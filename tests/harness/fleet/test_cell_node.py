@@ -10,28 +10,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cellwright import (
-    BusyError,
-    Fleet,
-    InternalError,
-    OutcomeUnknown,
-    PackageError,
-    PolicyError,
-    SandboxResult,
-    SessionLost,
-)
+from cellwright import BusyError, Fleet, PackageError, PolicyError, SandboxResult, SessionLost
+from cellwright.errors import InternalError, OutcomeUnknown
 from cellwright.harness.fleet import cell_node
-from cellwright.harness.fleet.cell_node import CellNode
-from cellwright.harness.fleet.messages import (
+from cellwright.harness.fleet.cell_node import (
     Answered,
+    CellNode,
     Forgotten,
     NodeAnswer,
     NodeCall,
+    NodeGone,
     NodeSettings,
     NotBegun,
     message_of,
 )
-from cellwright.harness.fleet.nodes import NodeGone
 from cellwright.harness.fleet.router import RouterLimits
 from cellwright.harness.sandbox.remote.frames import (
     Describe,
@@ -42,6 +34,7 @@ from cellwright.harness.sandbox.remote.frames import (
 )
 from cellwright.policies.policy import Packages, Policy
 from cellwright.runner.messages import encode
+from tests.conftest import policy_named
 from tests.harness.packages.wheels import good_wheel
 
 pytestmark = pytest.mark.needs("cgroup")
@@ -66,9 +59,9 @@ class NodeHere:
         self.node.close()
 
 
-def node_here(name: str, *, slots: int = 2, keys: int = 100) -> NodeHere:
+def node_here(name: str, *, slots: int = 2, keys: int = 100, policy: str = "strict") -> NodeHere:
     settings = NodeSettings(
-        name=name, policy=Policy(name="strict"), slots=slots, pool=1, sessions=4, keys=keys
+        name=name, policy=policy_named(policy), slots=slots, pool=1, sessions=4, keys=keys
     )
     return NodeHere(name, CellNode(settings))
 
@@ -171,7 +164,7 @@ def test_a_call_with_one_key_at_once_runs_once_and_others_wait() -> None:
         ready = threading.Barrier(4)
 
         def run() -> SandboxResult:
-            ready.wait(5)
+            ready.wait(60)
             return fleet.execute("import os; os.getpid()", key="k")
 
         with ThreadPoolExecutor(4) as threads:
@@ -213,10 +206,10 @@ def test_sessions_beyond_those_of_a_node_go_to_another_one_or_are_refused() -> N
         assert sessions[0].execute("import os; os.kill(os.getpid(), 9)").session_lost
         with pytest.raises(SessionLost):  # from now on it is not counted
             sessions[0].execute("1")
-        assert fleet._count_sessions() == 7
+        assert len(fleet.sessions.items()) == 7
         for each in sessions:
             each.close()
-        assert fleet._count_sessions() == 0
+        assert len(fleet.sessions.items()) == 0
 
 
 def test_a_set_of_packages_stays_on_the_node_that_has_its_launcher(

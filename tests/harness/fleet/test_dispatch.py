@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellwright.harness.fleet.dispatch import Dispatch
+from cellwright.harness.fleet.node_dispatch import Dispatch
 from cellwright.harness.fleet.router import Router, RouterLimits, Wanted
 from cellwright.policies.errors import (
     BusyError,
@@ -120,20 +120,20 @@ def test_a_call_whose_key_waits_for_a_node_that_is_lost_is_unknown_too() -> None
 
     def hold() -> None:
         inside.set()
-        go.wait(5)
+        go.wait(60)
 
     node, other = FakeNode("a", ["dies_after"], before=hold), FakeNode("b")
     made = dispatch(node, other, slots=1)
     with ThreadPoolExecutor(3) as threads, made.router.lease(Wanted(node="b")):
         first = threads.submit(made.run, program(1), _ANY, "key")
-        inside.wait(5)
+        inside.wait(60)
         again = threads.submit(made.run, program(1), _ANY, "key")
         while not made.router.state().waiting:
             threading.Event().wait(0.001)
         go.set()
         for each in (first, again):
             with pytest.raises(OutcomeUnknown):
-                each.result(5)
+                each.result(60)
     assert runs_of(node, other) == {1: 1}
 
 
@@ -159,14 +159,14 @@ def test_calls_wait_in_the_router_and_beyond_its_queue_they_are_refused() -> Non
     go, waiting = threading.Event(), threading.Barrier(3)
 
     def hold() -> None:
-        waiting.wait(5)
-        go.wait(5)
+        waiting.wait(60)
+        go.wait(60)
 
     node = FakeNode("a", before=hold)
     made = dispatch(node, limits=RouterLimits(queue=1, node_queue=1, queue_seconds=5.0))
     with ThreadPoolExecutor(4) as threads:
         running = [threads.submit(made.run, program(number), _ANY) for number in range(2)]
-        waiting.wait(5)  # both are in the node, which has two slots
+        waiting.wait(60)  # both are in the node, which has two slots
         node._before = lambda: None
         third = threads.submit(made.run, program(2), _ANY)
         fourth = threads.submit(made.run, program(3), Wanted(node="a"))
@@ -207,7 +207,7 @@ def test_those_that_wait_learn_of_a_lost_node_and_of_the_end(end: str) -> None:
         else:
             router.close()
         with pytest.raises(NodeLost if end == "lose" else ClosedError):
-            waiter.result(5)
+            waiter.result(60)
 
 
 def test_with_every_node_lost_no_call_waits() -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.harness.fleet.placement import NodeLoad, chosen
-from cellwright.harness.fleet.router import Router, RouterLimits, Wanted
+from cellwright.harness.fleet.router import NodeLoad, Router, RouterLimits, Wanted, chosen
 
 PANDAS, NUMPY = frozenset({"pandas==2.*"}), frozenset({"numpy"})
 _sets = st.sampled_from([frozenset[str](), PANDAS, NUMPY])

@@ -8,20 +8,12 @@ from typing import Any
 
 import pytest
 
-from cellwright import (
-    Broker,
-    Sandbox,
-    ToolArgumentsInvalid,
-    ToolDenied,
-    ToolError,
-    ToolFailed,
-    Vault,
-    Workspaces,
-)
+from cellwright import Broker, Sandbox, ToolError, Vault, Workspaces
+from cellwright.errors import ToolArgumentsInvalid, ToolDenied, ToolFailed
 from cellwright.harness.making.builtin import api_query, file_tools, text_summarize
-from cellwright.harness.sources import from_keyring
 from cellwright.harness.tools.approval import ApprovalRequest, ask_terminal
 from cellwright.harness.tools.broker import Offer
+from cellwright.harness.user_data import from_keyring
 from tests.conftest import policy_named
 
 CSV = "city,country,people\nParis,FR,2100000\nLyon,FR,520000\nBonn,DE,330000\n"

@@ -16,23 +16,26 @@ from cellwright import (
     Policy,
     PolicyError,
     ProcessPermission,
-    RegistryError,
     Sandbox,
+    ToolFactory,
+    ToolRegistry,
+    Validation,
+)
+from cellwright.errors import (
+    RegistryError,
     ToolArgumentsInvalid,
     ToolDenied,
     ToolExists,
-    ToolFactory,
     ToolFailed,
     ToolInvalid,
     ToolNotFound,
-    ToolRegistry,
     ToolResultInvalid,
-    ToolState,
     ToolTestFailed,
 )
-from cellwright.harness.making import sandboxes as cells
+from cellwright.harness.making import tool_executor as cells
 from cellwright.harness.schemas.spec import Provenance
 from cellwright.policies.policy import Filesystem
+from cellwright.tools import ToolState
 from tests.conftest import OPTIONAL, policy_named
 
 DOUBLE = "def double(n: int) -> int:\n    return n * 2"
@@ -352,9 +355,11 @@ def test_what_its_permissions_allow_the_source_of_a_tool_may_import(tmp_path: Pa
 
 def test_an_operators_own_list_holds_for_a_tool_whatever_its_permissions(tmp_path: Path) -> None:
     granted = PermissionSet([FilePermission(allowed_paths=[str(tmp_path)])])
-    policy = policy_named("strict", filesystem=Filesystem(read=(str(tmp_path),)))
+    own = Validation(blocked_imports=("pathlib",), blocked_builtins=())
+    shown = Filesystem(read=(str(tmp_path),))
+    policy = policy_named("strict", filesystem=shown, validation=own)
     with (
-        Sandbox(policy=policy, pool=0, blocked_imports=["pathlib"], blocked_builtins=[]) as ceiling,
+        Sandbox(policy=policy, pool=0) as ceiling,
         ToolFactory(ceiling, pool=0) as factory,
     ):
         with pytest.raises(ToolInvalid, match="Blocked import: pathlib"):
@@ -466,7 +471,7 @@ def test_calls_from_many_threads_each_get_their_own_answer(factory: ToolFactory)
     assert factory.registry.usage("double").uses == 80
 
 
-# what a tool may do
+# permissions of tools
 
 
 def test_a_source_that_says_what_it_must_not_is_refused_before_it_runs(
@@ -545,8 +550,8 @@ def test_a_permission_is_what_the_kernel_lets_through(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "permission",
     [
-        FilePermission(allowed_paths=["/usr/share"]),
-        FilePermission(level=PermissionLevel.WRITE, allowed_paths=["/usr/share"]),
+        FilePermission(allowed_paths=[str(Path(__file__).parent)]),
+        FilePermission(level=PermissionLevel.WRITE, allowed_paths=[str(Path(__file__).parent)]),
         ProcessPermission(allow_subprocess=True, allowed_commands=["true"]),
         NetworkPermission(allowed_hosts=["api.example.org"]),
     ],
@@ -583,9 +588,9 @@ def test_a_few_sandboxes_are_kept_and_none_is_closed_under_a_call(
 
 
 def test_a_sandboxs_own_lists_hold_for_its_tools() -> None:
-    policy = policy_named("strict")
+    own = Validation(blocked_imports=("json",), blocked_builtins=())
     with (
-        Sandbox(policy=policy, pool=0, blocked_imports=["json"], blocked_builtins=[]) as sandbox,
+        Sandbox(policy=policy_named("strict", validation=own), pool=0) as sandbox,
         ToolFactory(sandbox) as factory,
     ):
         with pytest.raises(ToolInvalid, match="Blocked import: json"):
@@ -711,7 +716,7 @@ def test_a_forged_result_is_only_the_tools_own_word(factory: ToolFactory) -> Non
         ({"tests": ["assert True"] * 101}, "at most 100"),
         ({"input_schema": []}, "schema"),
         ({"input_schema": {"$ref": "http://127.0.0.1:1/"}}, "outside"),
-        ({"input_schema": {"properties": {"n": {"pattern": r"(a)\1"}}}}, "backtracking"),
+        ({"input_schema": {"properties": {"n": {"pattern": "(a"}}}}, "patterns must be valid"),
         ({"input_schema": {"properties": {"n": {"pattern": r"^(\w+\s?)*$"}, "other": {}}}}, "does not match the parameters"),
         ({"input_schema": {"properties": {}}}, "does not match the parameters"),
         ({"input_schema": {"properties": {"n": {"description": "\u2066"}}}}, "a hidden character"),

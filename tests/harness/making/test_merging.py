@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Sandbox, ToolDenied, ToolExists, ToolFactory, ToolRegistry, ToolState
-from cellwright.harness.agent.toolsmith import Toolsmith
-from tests.conftest import policy_named
+from cellwright import Sandbox, ToolFactory, ToolRegistry
+from cellwright.errors import ToolDenied, ToolExists
+from cellwright.harness.agent.planner import Toolsmith
+from cellwright.tools import ToolState
 from tests.harness.agent.scripted import ScriptedModel
 
 pytestmark = pytest.mark.needs("userns")
@@ -17,15 +18,9 @@ OTHER = "def {0}(words: str) -> int:\n    return sum(1 for each in words.split()
 DESCRIPTIONS = ("Count the words of a given English text", "Count the words of an English sentence")
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=0) as box:
-        yield box
-
-
 @pytest.fixture
-def factory(sandbox: Sandbox) -> Iterator[ToolFactory]:
-    with ToolFactory(sandbox, maker="agent", pool=1) as made:
+def factory(strict: Sandbox) -> Iterator[ToolFactory]:
+    with ToolFactory(strict, maker="agent", pool=1) as made:
         yield made
 
 
@@ -113,14 +108,14 @@ def test_a_trusted_tool_is_kept_and_stays_trusted(factory: ToolFactory) -> None:
     assert retired.name == "count_words"
 
 
-def test_tools_of_another_maker_are_left_alone(factory: ToolFactory, sandbox: Sandbox) -> None:
+def test_tools_of_another_maker_are_left_alone(factory: ToolFactory, strict: Sandbox) -> None:
     two(factory)
-    with ToolFactory(sandbox, factory.registry, maker="other", pool=0) as other:
+    with ToolFactory(strict, factory.registry, maker="other", pool=0) as other:
         assert other.merge_similar() == ()
     assert len(factory.list_tools()) == 2
 
 
-def test_two_makers_of_one_name_at_once_get_one_tool(sandbox: Sandbox, tmp_path: Path) -> None:
+def test_two_makers_of_one_name_at_once_get_one_tool(strict: Sandbox, tmp_path: Path) -> None:
     """With `is_new`, the tool that is stored first is the tool: no draft replaces another."""
     path, ready = tmp_path / "tools.db", threading.Barrier(4)
     told: list[str] = []
@@ -128,7 +123,7 @@ def test_two_makers_of_one_name_at_once_get_one_tool(sandbox: Sandbox, tmp_path:
     def make(number: int) -> None:
         with (
             ToolRegistry(path) as registry,
-            ToolFactory(sandbox, registry, maker="a", pool=0) as own,
+            ToolFactory(strict, registry, maker="a", pool=0) as own,
         ):
             source = f"def f(x: int) -> int:\n    return x + {number}"
             ready.wait(20)

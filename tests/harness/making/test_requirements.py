@@ -6,15 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cellwright import (
-    PackageError,
-    PolicyError,
-    Sandbox,
-    ToolDenied,
-    ToolFactory,
-    ToolFailed,
-    ToolInvalid,
-)
+from cellwright import HostSettings, PackageError, PolicyError, Sandbox, ToolFactory
+from cellwright.errors import ToolDenied, ToolFailed, ToolInvalid
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL, policy_named
 from tests.harness.packages.wheels import good_wheel, store_at
@@ -40,7 +33,7 @@ def factory(tmp_path: Path, wheels: Path) -> Iterator[ToolFactory]:
     policy = replace(policy_named("strict"), packages=packages)
     store = store_at(tmp_path / "store", wheels)
     with (
-        Sandbox(policy=policy, package_store=store, pool=0) as sandbox,
+        Sandbox(policy=policy, pool=0, host=HostSettings(package_store=store)) as sandbox,
         ToolFactory(sandbox, pool=0) as made,
     ):
         yield made
@@ -145,7 +138,9 @@ def test_ten_thousand_requirements_are_refused_before_any_is_looked_up(
 def test_a_policy_without_a_list_allows_no_package(tmp_path: Path, wheels: Path) -> None:
     store = store_at(tmp_path / "store", wheels)
     with (
-        Sandbox(policy=policy_named("strict"), package_store=store, pool=0) as sandbox,
+        Sandbox(
+            policy=policy_named("strict"), pool=0, host=HostSettings(package_store=store)
+        ) as sandbox,
         ToolFactory(sandbox, pool=0) as factory,
         pytest.raises(PolicyError, match="tools may have: thing"),
     ):

@@ -6,17 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import (
-    AuditLog,
-    Runs,
-    Sandbox,
-    SandboxStatus,
-    ToolFactory,
-    ToolFailed,
-    ToolInvalid,
-    ToolRegistry,
-    tool,
-)
+from cellwright import AuditLog, Runs, Sandbox, SandboxStatus, ToolFactory, ToolRegistry, tool
+from cellwright.errors import ToolFailed, ToolInvalid
 from tests.conftest import policy_named
 
 VALIDATE = '''

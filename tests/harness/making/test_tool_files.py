@@ -8,36 +8,19 @@ from typing import Any
 
 import pytest
 
-from cellwright import (
-    CellwrightError,
-    FilePermission,
-    PermissionSet,
-    Policy,
-    Provenance,
-    RegistryError,
-    Sandbox,
-    ToolDenied,
-    ToolFactory,
-    ToolInvalid,
-    ToolState,
-    ToolTestFailed,
-)
+from cellwright import CellwrightError, FilePermission, PermissionSet, Policy, Sandbox, ToolFactory
+from cellwright.errors import RegistryError, ToolDenied, ToolInvalid, ToolTestFailed
 from cellwright.harness.skills.skill import read_skill
 from cellwright.policies.policy import Filesystem
-from tests.conftest import OPTIONAL, policy_named
+from cellwright.tools import Provenance, ToolState
+from tests.conftest import OPTIONAL
 
 DOUBLE = "def double(n: int) -> int:\n    return n * 2"
 
 
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(policy=policy_named("strict"), pool=0) as box:
-        yield box
-
-
 @pytest.fixture
-def factory(sandbox: Sandbox) -> Iterator[ToolFactory]:
-    with ToolFactory(sandbox) as factory:
+def factory(strict: Sandbox) -> Iterator[ToolFactory]:
+    with ToolFactory(strict) as factory:
         yield factory
 
 

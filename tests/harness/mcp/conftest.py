@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.mcp.mcp_servers import McpServers
 from cellwright.harness.tools.broker import Broker
 
 FAKE = Path(__file__).with_name("fake_server.py")

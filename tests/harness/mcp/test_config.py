@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from cellwright import Vault
-from cellwright.harness.cli.doctor import check_servers
-from cellwright.harness.mcp.config import ServerConfig, read_servers, servers_of
-from cellwright.harness.mcp.names import server_name, tool_names
-from cellwright.harness.mcp.variables import expand, from_vault
-from cellwright.harness.schemas.tool_names import normalised
+from cellwright.harness.cli.helping.doctor import check_servers
+from cellwright.harness.mcp.server_config import (
+    ServerConfig,
+    expand,
+    from_vault,
+    read_servers,
+    server_name,
+    servers_of,
+    tool_names,
+)
+from cellwright.harness.schemas.spec import normalised
 from cellwright.policies.errors import PolicyError
 from tests.conftest import SHARED
 

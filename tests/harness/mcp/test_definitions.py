@@ -7,10 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellwright.harness.mcp import pins as pinning
-from cellwright.harness.mcp.config import ServerConfig
-from cellwright.harness.mcp.definitions import Definition, definition_of, spec_of
-from cellwright.harness.mcp.pins import Pins, difference, drift_of
+from cellwright.harness.mcp import definitions as pinning
+from cellwright.harness.mcp.definitions import (
+    Definition,
+    Pins,
+    definition_of,
+    difference,
+    drift_of,
+    spec_of,
+)
+from cellwright.harness.mcp.server_config import ServerConfig
 from cellwright.harness.schemas.bounds import texts_in
 from cellwright.harness.search.documents import document_of
 from cellwright.harness.text.hidden import first_hidden

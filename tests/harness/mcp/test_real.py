@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cellwright import Sandbox
-from cellwright.harness.mcp.servers import McpServers
+from cellwright.harness.mcp.mcp_servers import McpServers
 from cellwright.harness.tools.broker import Broker
 from tests.conftest import policy_named, with_limits
 

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from cellwright import Vault
-from cellwright.harness.mcp.connection import Elicitation
-from cellwright.harness.mcp.servers import McpServers
-from cellwright.harness.mcp.status import Progressed
+from cellwright.harness.mcp.managed_server import Elicitation
+from cellwright.harness.mcp.mcp_servers import McpServers, Progressed
 from cellwright.harness.tools.broker import Broker
 from cellwright.policies.errors import ToolArgumentsInvalid, ToolFailed
 from tests.conftest import soon

@@ -1,8 +1,12 @@
 """Tests about pip resolve by pip, whether uv is installed or not."""
 
+from pathlib import Path
+
 import pytest
 
-from cellwright.harness.sandbox.packages import resolving
+from cellwright import PackageStore
+from cellwright.harness.sandbox.packages import resolution
+from tests.harness.packages.wheels import store_at
 
 
 @pytest.fixture(params=["pip"])
@@ -14,4 +18,10 @@ def resolver(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def _resolves(resolver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if resolver == "pip":
-        monkeypatch.setattr(resolving, "find_uv", lambda: "")
+        monkeypatch.setattr(resolution, "find_uv", lambda: "")
+
+
+@pytest.fixture
+def store(tmp_path: Path, wheels: Path) -> PackageStore:
+    """A store of the wheels that the module makes."""
+    return store_at(tmp_path / "store", wheels)

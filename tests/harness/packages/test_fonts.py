@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Policy, Sandbox
+from cellwright import HostSettings, Policy, Sandbox
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL
 from tests.harness.packages.wheels import good_wheel, store_at
@@ -37,7 +37,9 @@ def sandbox_with(tmp_path: Path, manager: str, *preload: str) -> Sandbox:
     good_wheel(tmp_path / "wheels", files, name="matplotlib")
     policy = Policy(packages=Packages(preload=preload), optional_layers=OPTIONAL)
     store = store_at(tmp_path / "store", tmp_path / "wheels")
-    return Sandbox(policy=policy, packages=["matplotlib"], package_store=store, pool=0)
+    return Sandbox(
+        policy=policy, packages=["matplotlib"], pool=0, host=HostSettings(package_store=store)
+    )
 
 
 @pytest.mark.parametrize("preload", [(), ("matplotlib.font_manager",)], ids=["in cells", "ahead"])
@@ -74,5 +76,7 @@ def test_only_a_list_of_fonts_is_shown(tmp_path: Path) -> None:
     good_wheel(tmp_path / "wheels", files)
     store = store_at(tmp_path / "store", tmp_path / "wheels")
     policy = Policy(optional_layers=OPTIONAL)
-    with Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as box:
+    with Sandbox(
+        policy=policy, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+    ) as box:
         assert box.execute(LISTS).value == ["fontlist-v1.json"]

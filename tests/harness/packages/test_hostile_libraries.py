@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cellwright.policies.errors import LaunchError
-from cellwright.runner.host.elf import needs_of
-from cellwright.runner.host.packages import _wanted
+from cellwright.runner.host.interpreters import _wanted, needs_of
 
 HEADER_BYTES, SEGMENT_BYTES = 64, 56
 LOAD, DYNAMIC = 1, 2

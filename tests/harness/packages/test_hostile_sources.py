@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import PackageError, PackageStore, PolicyError, Sandbox
+from cellwright import HostSettings, PackageError, PackageStore, PolicyError, Sandbox
 from cellwright.harness.cli.exit_status import _message_of
 from cellwright.harness.sandbox.packages.lock import (
     Lock,
@@ -20,9 +20,9 @@ from cellwright.harness.sandbox.packages.lock import (
     read_requirements,
     wheel_of,
 )
-from cellwright.harness.sandbox.packages.opening import _copy
-from cellwright.harness.sandbox.packages.resolving import fetch, resolve
-from cellwright.harness.sandbox.packages.sources import WheelSource
+from cellwright.harness.sandbox.packages.package_sources import WheelSource
+from cellwright.harness.sandbox.packages.resolution import fetch, resolve
+from cellwright.harness.sandbox.packages.store_directory import _copy
 from cellwright.harness.sandbox.pythons import this_python
 from cellwright.policies.policy import Policy
 from tests.conftest import OPTIONAL
@@ -44,11 +44,6 @@ def wheels(tmp_path: Path) -> Path:
     folder.mkdir()
     good_wheel(folder)
     return folder
-
-
-@pytest.fixture
-def store(tmp_path: Path, wheels: Path) -> PackageStore:
-    return store_at(tmp_path / "store", wheels)
 
 
 @pytest.fixture
@@ -417,7 +412,10 @@ def test_a_set_is_the_same_whatever_the_umask(
     arguments = [str(umask), str(store.directory), str(wheels)]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
     with Sandbox(
-        policy=Policy(optional_layers=OPTIONAL), packages=["thing"], package_store=store, pool=0
+        policy=Policy(optional_layers=OPTIONAL),
+        packages=["thing"],
+        pool=0,
+        host=HostSettings(package_store=store),
     ) as box:
         assert box.execute("from shared import thing\nthing.answer").value == 42
     modes = {path.stat().st_mode & 0o7777 for path in Path(store.list()[0].directory).rglob("*")}

@@ -208,7 +208,8 @@ def test_overlapping_entries_are_refused(tmp_path: Path) -> None:
     """Two entries that share their bytes: how a small archive unpacks to petabytes."""
 
     def overlap(whole: bytes) -> bytes:
-        start = whole.rindex(b"PK\1\2")  # of RECORD, which now begins where the first entry does
+        # the entry of RECORD, which now begins where the first entry does
+        start = whole.rindex(b"PK\1\2")
         return whole[: start + 42] + struct.pack("<I", 0) + whole[start + 46 :]
 
     wheel = write_wheel(tmp_path / FILENAME, PLAIN, change=overlap)

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import (
+    HostSettings,
     PackageError,
     PackageStore,
     Policy,
@@ -21,8 +22,7 @@ from cellwright import (
     narrow,
 )
 from cellwright.harness.sandbox.local import LocalCells
-from cellwright.harness.sandbox.packages.hot import HotSets
-from cellwright.harness.sandbox.packages.modules import has_module, imports_of
+from cellwright.harness.sandbox.packages.required import HotSets, has_module, imports_of
 from cellwright.policies.policy import Limits, Packages
 from tests.conftest import OPTIONAL, policy_named
 from tests.harness.packages.wheels import good_wheel, store_at
@@ -45,13 +45,8 @@ def wheels(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path, wheels: Path) -> PackageStore:
-    return store_at(tmp_path / "store", wheels)
-
-
-@pytest.fixture
 def box(store: PackageStore) -> Iterator[Sandbox]:
-    with Sandbox(policy=POLICY, package_store=store, pool=0) as sandbox:
+    with Sandbox(policy=POLICY, pool=0, host=HostSettings(package_store=store)) as sandbox:
         yield sandbox
 
 
@@ -75,14 +70,16 @@ def test_a_call_has_the_packages_that_it_names_and_no_others(box: Sandbox) -> No
 
 
 def test_the_packages_of_the_sandbox_are_in_every_set(store: PackageStore) -> None:
-    with Sandbox(policy=POLICY, requirements=["thing"], package_store=store, pool=0) as sandbox:
+    with Sandbox(
+        policy=POLICY, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+    ) as sandbox:
         assert sandbox.execute("import thing").ok
         assert sandbox.execute("import thing, other", packages=["other"]).ok
 
 
 def test_commands_and_sessions_have_packages(store: PackageStore) -> None:
     standard = replace(policy_named("standard"), limits=PATIENT)
-    with Sandbox(policy=standard, package_store=store, pool=0) as sandbox:
+    with Sandbox(policy=standard, pool=0, host=HostSettings(package_store=store)) as sandbox:
         with sandbox.session(packages=["thing"]) as session:
             assert session.execute("import thing\nthing.born != ''").value is True
             with pytest.raises(PolicyError, match=r"packages: a session has the same packages"):
@@ -97,7 +94,7 @@ def test_commands_and_sessions_have_packages(store: PackageStore) -> None:
 
 def test_a_session_keeps_its_launcher_when_its_set_is_evicted(store: PackageStore) -> None:
     least = PoolSettings(size=0, packages_bytes=1)
-    with Sandbox(policy=POLICY, package_store=store, pool=least) as sandbox:
+    with Sandbox(policy=POLICY, pool=least, host=HostSettings(package_store=store)) as sandbox:
         with sandbox.session(packages=["thing"]) as session:
             session.execute("import thing\nx = 1")
             assert sandbox.execute("import other", packages=["other"]).ok
@@ -109,7 +106,7 @@ def test_a_session_keeps_its_launcher_when_its_set_is_evicted(store: PackageStor
 
 
 def test_the_least_recently_used_launcher_ends_beyond_the_cap(store: PackageStore) -> None:
-    with Sandbox(policy=POLICY, package_store=store, pool=0) as sandbox:
+    with Sandbox(policy=POLICY, pool=0, host=HostSettings(package_store=store)) as sandbox:
         assert sandbox.execute("1", packages=["thing"]).ok
         (hot,) = hot_sets_of(sandbox)
         one, launcher = hot.supervisor.memory_bytes(), hot.supervisor.generation.launcher
@@ -121,7 +118,7 @@ def test_the_least_recently_used_launcher_ends_beyond_the_cap(store: PackageStor
     assert one > 1 << 20
     assert launcher.memory_bytes() == 0  # gone
     cap = PoolSettings(size=0, packages_bytes=one * 5 // 2)
-    with Sandbox(policy=POLICY, package_store=store, pool=cap) as sandbox:
+    with Sandbox(policy=POLICY, pool=cap, host=HostSettings(package_store=store)) as sandbox:
         for wanted in (["thing"], ["other"], ["thing"], ["thing", "other"]):
             assert sandbox.execute("1", packages=wanted).ok
         assert len(list(hot_sets_of(sandbox))) == 2
@@ -133,7 +130,7 @@ def test_a_set_that_is_not_built_in_the_time_of_the_call_is_refused(tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
         store = PackageStore(tmp_path / "store", index_url=url, optional_layers=OPTIONAL)
-        with Sandbox(policy=POLICY, package_store=store, pool=0) as sandbox:
+        with Sandbox(policy=POLICY, pool=0, host=HostSettings(package_store=store)) as sandbox:
             with pytest.raises(PackageError, match="was not built within 2 s, the timeout") as late:
                 sandbox.execute("1", packages=["thing"], timeout=2)
             assert "cellwright env build" in str(late.value)
@@ -159,7 +156,7 @@ def test_a_cancelled_call_stops_building(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
         store = PackageStore(tmp_path / "store", index_url=url, optional_layers=OPTIONAL)
-        with Sandbox(policy=POLICY, package_store=store, pool=0) as sandbox:
+        with Sandbox(policy=POLICY, pool=0, host=HostSettings(package_store=store)) as sandbox:
             run = sandbox.start("1", packages=["thing"])
             with silent.accept()[0]:  # pip waits for an answer
                 run.cancel()
@@ -202,7 +199,10 @@ def test_what_no_call_may_name_is_refused(
 def test_a_call_adds_nothing_to_a_lock_file(store: PackageStore, tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("thing\n")
     with Sandbox(
-        policy=POLICY, packages=tmp_path / "requirements.txt", package_store=store, pool=0
+        policy=POLICY,
+        packages=tmp_path / "requirements.txt",
+        pool=0,
+        host=HostSettings(package_store=store),
     ) as sandbox:
         assert sandbox.execute("import thing").ok
         with pytest.raises(PolicyError, match="packages: a call cannot add packages to the lock f"):
@@ -211,7 +211,7 @@ def test_a_call_adds_nothing_to_a_lock_file(store: PackageStore, tmp_path: Path)
 
 def test_the_policys_list_of_packages_holds_for_calls(store: PackageStore) -> None:
     policy = replace(POLICY, packages=Packages(allow=("thing",)))
-    with Sandbox(policy=policy, package_store=store, pool=0) as sandbox:
+    with Sandbox(policy=policy, pool=0, host=HostSettings(package_store=store)) as sandbox:
         assert sandbox.execute("import thing", packages=["thing"]).ok
         with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
             sandbox.execute("1", packages=["other"])
@@ -221,10 +221,12 @@ def test_a_module_that_the_policy_names_is_preloaded_where_a_set_has_it(
     store: PackageStore,
 ) -> None:
     policy = replace(POLICY, packages=Packages(preload=("thing",)))
-    with Sandbox(policy=policy, package_store=store, pool=0) as sandbox:
+    with Sandbox(policy=policy, pool=0, host=HostSettings(package_store=store)) as sandbox:
         assert sandbox.execute(IS_PRELOADED.format("thing"), packages=["thing"]).value is True
         assert sandbox.execute(IS_PRELOADED.format("other"), packages=["other"]).value is False
-    with Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as sandbox:
+    with Sandbox(
+        policy=policy, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+    ) as sandbox:
         assert sandbox.execute(IS_PRELOADED.format("thing")).value is True
 
 
@@ -234,7 +236,9 @@ def test_what_programs_import_is_preloaded_by_the_next_launcher(
 ) -> None:
     both = ["thing", "other"]
     of_box, of_call = (both, ()) if own else (None, both)
-    with Sandbox(policy=LEARNING, packages=of_box, package_store=store, pool=1) as sandbox:
+    with Sandbox(
+        policy=LEARNING, packages=of_box, pool=1, host=HostSettings(package_store=store)
+    ) as sandbox:
 
         def is_preloaded(name: str) -> list[object]:
             result = sandbox.execute(IS_PRELOADED.format(name), packages=of_call)
@@ -248,7 +252,7 @@ def test_what_programs_import_is_preloaded_by_the_next_launcher(
 
 
 def test_sessions_teach_what_they_import(store: PackageStore) -> None:
-    with Sandbox(policy=LEARNING, package_store=store, pool=1) as sandbox:
+    with Sandbox(policy=LEARNING, pool=1, host=HostSettings(package_store=store)) as sandbox:
         with sandbox.session(packages=["thing"]) as session:
             assert session.execute(IS_PRELOADED.format("thing")).value is False
         sandbox.settle()
@@ -257,7 +261,9 @@ def test_sessions_teach_what_they_import(store: PackageStore) -> None:
 
 
 def test_nothing_is_learnt_unless_the_policy_says_so(store: PackageStore) -> None:
-    with Sandbox(policy=POLICY, packages=["thing"], package_store=store, pool=1) as sandbox:
+    with Sandbox(
+        policy=POLICY, packages=["thing"], pool=1, host=HostSettings(package_store=store)
+    ) as sandbox:
         for _ in range(2):
             assert sandbox.execute(IS_PRELOADED.format("thing")).value is False
             sandbox.settle()
@@ -271,7 +277,9 @@ def test_a_module_that_cannot_be_imported_ahead_leaves_the_launcher_as_it_was(
     )
     good_wheel(wheels, {"thing.py": BORN + thread})
     store = store_at(tmp_path / "store", wheels)
-    with Sandbox(policy=LEARNING, packages=["thing"], package_store=store, pool=1) as sandbox:
+    with Sandbox(
+        policy=LEARNING, packages=["thing"], pool=1, host=HostSettings(package_store=store)
+    ) as sandbox:
         for _ in range(3):
             result = sandbox.execute(IS_PRELOADED.format("thing"))
             assert (result.ok, result.value) == (True, False), result
@@ -280,7 +288,7 @@ def test_a_module_that_cannot_be_imported_ahead_leaves_the_launcher_as_it_was(
 
 def test_closing_ends_a_launcher_that_is_on_its_way(store: PackageStore) -> None:
     for _ in range(3):
-        with Sandbox(policy=LEARNING, package_store=store, pool=1) as sandbox:
+        with Sandbox(policy=LEARNING, pool=1, host=HostSettings(package_store=store)) as sandbox:
             assert sandbox.execute("import thing", packages=["thing"]).ok
         assert not [each for each in threading.enumerate() if each.name == "cellwright-preload"]
 

@@ -7,14 +7,17 @@ import stat
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cellwright import PackageError, PackageStore, Policy, PolicyError, Sandbox
+from cellwright import HostSettings, PackageError, PackageStore, Policy, PolicyError, Sandbox
 from cellwright.harness.cli.main import main
+from cellwright.harness.sandbox.packages.resolution import run_tool
+from cellwright.harness.sandbox.packages.store_directory import NO_DEADLINE
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL
 from tests.harness.packages.wheels import (
@@ -40,11 +43,6 @@ def wheels(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def store(tmp_path: Path, wheels: Path) -> PackageStore:
-    return store_at(tmp_path / "store", wheels)
-
-
 def left_in(store: PackageStore) -> list[str]:
     """Return what is below new/, where nothing stays once nobody is at work."""
     return os.listdir(store.directory / "new")
@@ -52,7 +50,9 @@ def left_in(store: PackageStore) -> list[str]:
 
 def test_a_set_has_what_is_required_and_cells_import_it(store: PackageStore) -> None:
     policy = Policy(optional_layers=OPTIONAL)
-    with Sandbox(policy=policy, packages=["other"], package_store=store, pool=0) as box:
+    with Sandbox(
+        policy=policy, packages=["other"], pool=0, host=HostSettings(package_store=store)
+    ) as box:
         result = box.execute(
             "import other, shared.a, shared.b, sys\n"
             "other.answer, shared.a.a + shared.b.b, other.__cached__.endswith('.pyc')"
@@ -67,7 +67,7 @@ def test_a_set_has_what_is_required_and_cells_import_it(store: PackageStore) -> 
 
 def test_the_policy_can_ask_for_packages(store: PackageStore) -> None:
     policy = Policy(packages=Packages(require=("thing",)), optional_layers=OPTIONAL)
-    with Sandbox(policy=policy, package_store=store, pool=0) as box:
+    with Sandbox(policy=policy, pool=0, host=HostSettings(package_store=store)) as box:
         assert box.execute("import thing\nthing.answer").value == 42
 
 
@@ -156,6 +156,31 @@ def test_a_hostile_wheel_is_refused_by_the_cell_that_opens_it(
     assert not list(tmp_path.rglob("outside.py"))
 
 
+def test_a_store_may_be_named_from_the_working_directory(
+    tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = store_at(Path("store"), Path("wheels"))
+    made = store.build(store.lock(["thing"]))
+    assert Path(made.directory, "thing.py").is_file()
+
+
+def test_a_large_file_is_copied_in_pieces(tmp_path: Path, wheels: Path) -> None:
+    """The host would otherwise hold as much memory as a wheel of zeros unpacks to."""
+    zeros = Part(b"thing/zeros.bin", bytes(64 << 20), method=zipfile.ZIP_DEFLATED)
+    write_wheel(wheels / FILENAME, [*parts_of({"thing/__init__.py": b""}), zeros])
+    store = store_at(tmp_path / "store", wheels)
+    lock = store.lock(["thing"])
+    tracemalloc.start()
+    try:
+        made = store.build(lock)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert made.size_bytes > 64 << 20
+    assert most < 16 << 20, most
+
+
 def test_packages_that_have_one_file_in_two_forms_are_refused(
     store: PackageStore, wheels: Path
 ) -> None:
@@ -176,11 +201,33 @@ def test_a_set_beyond_what_is_allowed_is_refused(
     assert store_at(tmp_path / "store", wheels).list() == ()
 
 
+def test_no_more_wheels_are_unpacked_than_a_set_may_have(tmp_path: Path, wheels: Path) -> None:
+    """A thousand wheels of the largest size would otherwise fill the disk before they are counted."""
+    requires = None
+    for name in ("first", "second", "third", "fourth"):
+        good_wheel(wheels, {f"{name}.py": b"#" * 60_000}, name=name, requires=requires or "")
+        requires = name
+    store = store_at(tmp_path / "store", wheels, max_bytes=100_000)
+    with pytest.raises(PackageError, match="at most 100000"):
+        store.build(store.lock(["fourth"]))
+    assert len(os.listdir(store.directory / "wheels")) == 2
+
+
+def test_a_tool_that_writes_without_end_is_ended(tmp_path: Path) -> None:
+    """As pip does with what a hostile index sends: many files, or one again and again."""
+    program = "import signal\nfor n in range(64):\n open(f'{n}', 'wb').write(bytes(1 << 20))\nsignal.pause()"
+    command = [sys.executable, "-c", program]
+    with pytest.raises(PackageError, match="had written more than"):
+        run_tool("pip", command, {}, str(tmp_path), NO_DEADLINE, 32 << 20)
+
+
 def test_the_policys_list_of_packages_holds_for_a_sandbox(store: PackageStore) -> None:
     policy = Policy(packages=Packages(allow=("thing",)), optional_layers=OPTIONAL)
     with pytest.raises(PackageError, match=r"packages\.allow: must have other"):
-        Sandbox(policy=policy, packages=["other"], package_store=store)
-    with Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as box:
+        Sandbox(policy=policy, packages=["other"], host=HostSettings(package_store=store))
+    with Sandbox(
+        policy=policy, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+    ) as box:
         assert box.execute("import thing\nthing.answer").value == 42
 
 
@@ -242,7 +289,9 @@ def test_a_change_that_hides_its_time_is_found_by_its_digest(store: PackageStore
 
 def test_a_set_in_use_is_neither_removed_nor_pruned(store: PackageStore) -> None:
     policy = Policy(optional_layers=OPTIONAL)
-    with Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as box:
+    with Sandbox(
+        policy=policy, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+    ) as box:
         (made,) = store.list()
         with pytest.raises(PackageError, match="in use"):
             store.remove(made.id)
@@ -255,8 +304,12 @@ def test_a_set_in_use_is_neither_removed_nor_pruned(store: PackageStore) -> None
 def test_sandboxes_have_one_set_open_at_the_same_time(store: PackageStore) -> None:
     policy = Policy(optional_layers=OPTIONAL)
     with (
-        Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as one,
-        Sandbox(policy=policy, packages=["thing"], package_store=store, pool=0) as two,
+        Sandbox(
+            policy=policy, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+        ) as one,
+        Sandbox(
+            policy=policy, packages=["thing"], pool=0, host=HostSettings(package_store=store)
+        ) as two,
     ):
         assert [box.execute("import thing").ok for box in (one, two)] == [True, True]
 

@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from cellwright import PackageError, PackageStore
-from cellwright.harness.sandbox.packages import resolving
+from cellwright.harness.sandbox.packages import resolution
 from cellwright.harness.sandbox.packages.lock import Lock
-from cellwright.harness.sandbox.packages.pip_settings import PipSettings, settings_of_pip
-from cellwright.harness.sandbox.packages.resolving import resolve
-from cellwright.harness.sandbox.packages.sources import WheelSource
-from cellwright.harness.sandbox.packages.uv import can_resolve, find_uv
+from cellwright.harness.sandbox.packages.package_sources import (
+    PipSettings,
+    WheelSource,
+    settings_of_pip,
+)
+from cellwright.harness.sandbox.packages.resolution import can_resolve, find_uv, resolve
 from cellwright.harness.sandbox.pythons import this_python
 from tests.conftest import OPTIONAL
 from tests.harness.packages.wheels import good_wheel
@@ -79,7 +81,7 @@ def lock_of_both(
 ) -> tuple[Lock, Lock]:
     by_uv = resolve(lines, source, this_python())
     with monkeypatch.context() as patch:
-        patch.setattr(resolving, "find_uv", lambda: "")
+        patch.setattr(resolution, "find_uv", lambda: "")
         return by_uv, resolve(lines, source, this_python())
 
 

@@ -28,7 +28,7 @@ class Part(NamedTuple):
     mode: int = REGULAR
     local_name: bytes | None = None  # another name in its own header
     size: int | None = None  # another size than the true one, in both
-    packed: bytes | None = None  # what lies in the archive
+    packed: bytes | None = None  # bytes in the archive
     extra: bytes = b""
     recorded: bool = True
     crc: int | None = None
@@ -63,11 +63,13 @@ def write_wheel(
 ) -> Path:  # fmt: skip
     """Write `parts` and their RECORD as a zip archive; `change` sees the whole at last."""
     record = recorded(parts, info) if record is None else record
-    whole = b""
-    directory = b""
+    headers, entries, length = [], [], 0
     for part in [*parts, Part(f"{info}/RECORD".encode(), record)]:
-        header, entry = _written(part, len(whole))
-        whole, directory = whole + header, directory + entry
+        header, entry = _written(part, length)
+        headers.append(header)
+        entries.append(entry)
+        length += len(header)
+    whole, directory = b"".join(headers), b"".join(entries)
     end = struct.pack(
         "<4sHHHHIIH", b"PK\5\6", 0, 0, len(parts) + 1, len(parts) + 1, len(directory), len(whole), 0
     )

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from cellwright import ExposedPort, Network, PolicyError, Sandbox, Session
-from cellwright.runner.spawn import interpreter
+from cellwright.runner.launching.spawn import interpreter
 from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("userns")

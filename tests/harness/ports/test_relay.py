@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from cellwright.harness.sandbox.ports.connection import CHUNK_BYTES, PortLimits
-from cellwright.harness.sandbox.ports.relay import PortRelay, RelayedPort
+from cellwright.harness.sandbox.network.port_relay import (
+    CHUNK_BYTES,
+    PortLimits,
+    PortRelay,
+    RelayedPort,
+)
 from cellwright.runner import channel
 from cellwright.runner.messages import Failed, SocketMade, encode
+from tests.conftest import Clock
 
 SECONDS = 30
 BUFFER = 256 * 1024
@@ -33,14 +38,6 @@ class FakeNetwork:
             else:
                 channel.send(theirs, encode(SocketMade()), (made.fileno(),))
         return ours
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Bench:

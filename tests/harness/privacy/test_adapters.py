@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
-from cellwright import PiighostDetector, PresidioDetector, Privacy
-from cellwright.harness.privacy.adapters import kind_of
+from cellwright import Privacy
+from cellwright.harness.privacy.detector import kind_of
+from cellwright.privacy import PiighostDetector, PresidioDetector
 
 
 class Finding(NamedTuple):

@@ -11,19 +11,20 @@ import pytest
 from cellwright import (
     AuditLog,
     Broker,
+    HostSettings,
     PauseSettings,
     Policy,
     PolicyError,
     Privacy,
-    PrivacyRules,
     Runs,
     Sandbox,
-    ToolArgumentsInvalid,
     ToolFactory,
     Workspaces,
     tool,
 )
-from cellwright.runner.result import SandboxResult
+from cellwright.errors import ToolArgumentsInvalid
+from cellwright.privacy import PrivacyRules
+from cellwright.runner.requests.result import SandboxResult
 from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("userns")
@@ -342,7 +343,7 @@ def test_a_number_that_cannot_become_a_token_is_withheld() -> None:
 
 def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
     from cellwright.harness.schemas.spec import ToolSpec
-    from cellwright.harness.tools.private_calls import restored_of
+    from cellwright.harness.tools.sanitizer import restored_of
 
     value: Any = "x"
     for _ in range(100_000):
@@ -385,7 +386,9 @@ def test_a_resumed_session_uses_its_tokens_unless_they_were_forgotten(
 ) -> None:
     SENT.clear()
     privacy, pauses = Privacy(**PRIVACY, scope=scope), PauseSettings(tmp_path)
-    with Sandbox(pool=0, tools=[find, send], privacy=privacy, pauses=pauses) as sandbox:
+    with Sandbox(
+        pool=0, tools=[find, send], privacy=privacy, host=HostSettings(pauses=pauses)
+    ) as sandbox:
         session = sandbox.session()
         assert session.execute("import tools\nmail = tools.find(name='x')['mail']").ok
         token = session.pause()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright import Privacy
-from cellwright.harness.privacy import checksums
+from cellwright.harness.privacy import checked_numbers
 
 REGIONS = ("US", "GB", "DE", "FR")
 VALUES = {
@@ -226,8 +226,8 @@ def test_time_is_linear_in_hostile_texts(text: str) -> None:
 
 
 def test_check_digits() -> None:
-    checks = {checksums.luhn: "79927398713", checksums.verhoeff: "2363", checksums.mod_11_10: "86095742719",
-              checksums.mod_97: "GB82WEST12345698765432"}  # fmt: skip
+    checks = {checked_numbers.luhn: "79927398713", checked_numbers.verhoeff: "2363", checked_numbers.mod_11_10: "86095742719",
+              checked_numbers.mod_97: "GB82WEST12345698765432"}  # fmt: skip
     for check, number in checks.items():
         last = (int(number[-1]) + 1) % 10
         assert [check(number), check(f"{number[:-1]}{last}")] == [True, False]

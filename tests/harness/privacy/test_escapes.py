@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from cellwright import Privacy
-from cellwright.harness.privacy.tokens import tokens_in
+from cellwright.harness.privacy.naming import tokens_in
 
 VALUES = {
     "email": "ann@example.org",

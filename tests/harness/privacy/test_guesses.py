@@ -13,8 +13,8 @@ import pytest
 from cellwright import Privacy, Sandbox, Workspaces, tool
 from cellwright.harness.privacy import naming
 from cellwright.harness.privacy.naming import HOST, Naming
-from cellwright.harness.tools import private_calls
-from cellwright.policies.tools import Tools
+from cellwright.harness.tools import sanitizer
+from cellwright.policies.tool_rules import Tools
 from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("userns")
@@ -96,7 +96,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Give what programs write the tokens of the host's values."""
 
     def apply() -> None:
-        monkeypatch.setattr(private_calls, "CallNaming", lambda look: HOST)
+        monkeypatch.setattr(sanitizer, "CallNaming", lambda look: HOST)
 
     return apply
 

@@ -9,7 +9,7 @@ from cellwright.benchmarks.planted import Planter
 from cellwright.benchmarks.smuggling import Smuggling, rules
 
 pytestmark = pytest.mark.needs("userns")
-PROGRAMS = 20  # of the fifty
+PROGRAMS = 20  # programs of the fifty
 
 
 def planted(count: int) -> list[str]:

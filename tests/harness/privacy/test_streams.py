@@ -7,11 +7,12 @@ import textwrap
 
 import pytest
 
-from cellwright import Privacy, ValueVault
+from cellwright import Privacy
 from cellwright.harness.privacy.detector import FoundValue
 from cellwright.harness.privacy.naming import HOST, PROGRAM, Naming
 from cellwright.harness.privacy.scope import PrivacyScope
 from cellwright.harness.privacy.streams import MOST_HELD, StreamGuard
+from cellwright.privacy import ValueVault
 
 TEXT = (
     "line one\nwrite to ann@example.org, or call +1 202-555-0143;\ncard 4111 1111 1111 1111 "

@@ -8,8 +8,8 @@ import keyword
 import pytest
 
 from cellwright import Privacy
-from cellwright.harness.privacy import tokens
-from cellwright.harness.privacy.tokens import TOKEN, is_intact, make_token, tokens_in
+from cellwright.harness.privacy import naming
+from cellwright.harness.privacy.naming import TOKEN, is_intact, make_token, tokens_in
 
 KEY = bytes(range(32))
 
@@ -38,7 +38,7 @@ def test_every_change_of_one_character_and_most_swaps_are_noticed() -> None:
     letters = token[-8:]
     changed = [
         token[:-8] + letters[:place] + other + letters[place + 1 :]
-        for place in range(8) for other in tokens._ALPHABET if other != letters[place]
+        for place in range(8) for other in naming._ALPHABET if other != letters[place]
     ]  # fmt: skip
     assert [each for each in changed if is_intact(each)] == []
     swapped = [
@@ -51,7 +51,7 @@ def test_every_change_of_one_character_and_most_swaps_are_noticed() -> None:
 def test_another_value_with_the_same_token_gets_another_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tokens, "_CHARACTERS", 1)  # 32 tokens; the pattern wants eight characters
+    monkeypatch.setattr(naming, "_CHARACTERS", 1)  # 32 tokens; the pattern wants eight characters
     privacy = Privacy(kinds=["email"])
     made = {privacy.vault.tokens_for("", [value])[0] for value in _emails(20)}
     assert len(made) == 20

@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import PolicyError, Privacy, PrivacyRules, RegistryError, ValueFile, ValueVault
+from cellwright import PolicyError, Privacy
+from cellwright.errors import RegistryError
 from cellwright.harness.privacy.known_values import KnownValue
 from cellwright.harness.privacy.naming import CallNaming, WrittenValues
+from cellwright.privacy import PrivacyRules, ValueFile, ValueVault
+from tests.conftest import Clock
 
 KEY = "0123456789abcdef" * 4
 TEXT = "ann@example.org and bob@example.org"
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_values_expire_after_they_were_last_found() -> None:

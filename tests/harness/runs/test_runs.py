@@ -13,29 +13,28 @@ import pytest
 from msgspec.structs import replace
 
 from cellwright import (
-    ApprovalRequired,
     AuditLog,
     Broker,
-    Executable,
     FilePermission,
     PermissionLevel,
     PermissionSet,
     PolicyError,
-    RegistryError,
     Sandbox,
     SandboxStatus,
     ToolFactory,
 )
+from cellwright.errors import ApprovalRequired, RegistryError
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
 from cellwright.harness.runs.replay import RecordedCall, Replay
-from cellwright.harness.runs.store import RunStore
+from cellwright.harness.runs.run_store import RunStore
 from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec, grants_of
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.policies.tools import Tools
+from cellwright.harness.tools.tool import Caller, Tool
+from cellwright.policies.tool_rules import Tools
+from cellwright.results import Executable
 from cellwright.runner.messages import Answer, Call
 from tests.conftest import policy_named
 
@@ -302,7 +301,7 @@ sys.path[:0] = sys.argv[2:]
 from tests.harness.runs.test_runs import Runs, noted, sandbox
 from cellwright import Broker, Sandbox
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Tool
+from cellwright.harness.tools.tool import Tool
 runs = Runs(sys.argv[1])
 die = noted("die")
 die = Tool(die.spec, lambda *_: os.kill(os.getpid(), signal.SIGKILL))

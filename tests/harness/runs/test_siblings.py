@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from cellwright import Broker, PolicyError, RegistryError, Runs, Sandbox, SandboxStatus
+from cellwright import Broker, PolicyError, Runs, Sandbox, SandboxStatus
 from cellwright.benchmarks.replays import FORMS, expected_of, language_of
+from cellwright.errors import RegistryError
 from cellwright.harness.runs.durable_runs import CallState
 from cellwright.harness.runs.recorder import CallsInProgress, LiveCall, RunRecorder
-from cellwright.harness.runs.store import RunStore
+from cellwright.harness.runs.run_store import RunStore
 from cellwright.harness.sandbox.parameters import CallArguments
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
+from cellwright.harness.tools.tool import Caller, Tool
 from cellwright.runner.messages import Answer, Call
 from tests.conftest import policy_named, soon
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright import ToolInvalid
-from cellwright.harness.schemas.docstrings import read_docstring
-from cellwright.harness.schemas.functions import describe_function, describe_source
+from cellwright.errors import ToolInvalid
+from cellwright.harness.schemas.functions import describe_function, describe_source, read_docstring
 from cellwright.harness.schemas.validation import compile_schema
-from cellwright.harness.tools.caller import Caller
+from cellwright.harness.tools.tool import Caller
 
 PRELUDE = """
 import enum, typing

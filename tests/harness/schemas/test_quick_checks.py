@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from cellwright.errors import ToolInvalid
 from cellwright.harness.schemas import validation
-from cellwright.harness.schemas.quick_checks import quick_check
-from cellwright.harness.schemas.validation import compile_schema
+from cellwright.harness.schemas.checker import CheckAnswer
+from cellwright.harness.schemas.validation import compile_schema, quick_check
 
 WORDS = st.sampled_from(["a", "b", "c"])
 LEAVES = st.one_of(
@@ -97,12 +98,26 @@ def test_the_whole_validator_is_asked_only_if_it_has_to_be(
     validator = compile_schema({"type": "object", "properties": {"n": {"type": "number"}}})
     asked: list[object] = []
 
-    def run(_: object, __: object, value: object, ___: object) -> tuple[str, ...]:
+    def ask(_: object, value: object, __: object) -> CheckAnswer:
         asked.append(value)
-        return ()
+        return CheckAnswer()
 
-    monkeypatch.setattr(validation.Evaluation, "run", run)
+    monkeypatch.setattr(validation.Validator, "_ask", ask)
     assert validator.complaints({"n": 1.5}) == ()
     assert asked == []
     validator.complaints({"n": "x"})
-    assert asked == [{"n": "x"}]
+    assert asked == [b'{"n": "x"}']
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "title": 1}, {"type": "string", "examples": "x"}, {"type": "integer", "deprecated": 1},
+        {"type": "object", "required": ["a", "a"]}, {"type": "object", "required": [1]},
+        {"type": "object", "additionalProperties": 1}, {"type": "object", "properties": {"a": {"type": "x"}}},
+    ],
+)  # fmt: skip
+def test_an_invalid_schema_has_no_quick_check(schema: dict[str, Any]) -> None:
+    assert quick_check(schema) is None
+    with pytest.raises(ToolInvalid, match="schema"):
+        compile_schema(schema)

@@ -2,14 +2,8 @@
 
 import pytest
 
-from cellwright import ToolInvalid
-from cellwright.harness.schemas.tool_names import (
-    Reference,
-    function_name,
-    key_of,
-    normalised,
-    reference,
-)
+from cellwright.errors import ToolInvalid
+from cellwright.harness.schemas.spec import Reference, function_name, key_of, normalised, reference
 
 HOSTILE = [
     "", ".", "..", "../x", "a/b", "a\\b", "a..b", "a.", "/etc/passwd", "~root", "-rf", "--help", "_a",

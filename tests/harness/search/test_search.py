@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from cellwright.benchmarks.catalogues import questions
 from cellwright.harness.search import postings as postings_module
 from cellwright.harness.search.documents import Document, document_of
-from cellwright.harness.search.postings import FIELDS, Postings
+from cellwright.harness.search.postings import FIELDS, Postings, words
 from cellwright.harness.search.search import MAX_FOUND, Filter, SearchIndex, SearchPage, fuse
-from cellwright.harness.search.words import words
 from tests.conftest import SHARED
 
 

@@ -24,8 +24,7 @@ from cellwright import Broker, PolicyError, ToolFactory, ToolRegistry
 from cellwright.benchmarks.catalogues import questions
 from cellwright.harness.search.documents import Document
 from cellwright.harness.search.encoder import Encoder, VectorCache, VectorIndex
-from cellwright.harness.search.model import Model
-from cellwright.harness.search.search import SearchIndex
+from cellwright.harness.search.search import Model, SearchIndex
 from tests.conftest import MODEL, ROOT, SHARED
 
 SIZE, HEADS, LAYERS, INNER, POSITIONS = 8, 2, 2, 16, 32
@@ -183,7 +182,7 @@ def test_vectors_are_what_the_definition_says(folder: Path, weights: dict[str, n
         "": [2, 3],
         "nothing known": [2, 1, 1, 3],
     }
-    vectors = Encoder(folder).encode([*texts])  # of several lengths: some are padded
+    vectors = Encoder(folder).encode([*texts])  # texts of several lengths, so that some are padded
     for vector, ids in zip(vectors, texts.values(), strict=True):
         np.testing.assert_allclose(vector, defined(weights, ids), atol=2e-5)
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from cellwright.harness.search import words as module
-from cellwright.harness.search.words import alternatives, fold, squeezed, stem, words
+from cellwright.harness.search import postings as module
+from cellwright.harness.search.postings import alternatives, fold, squeezed, stem, words
 from cellwright.harness.text.hidden import visible
 
 HOSTILE = {

@@ -6,7 +6,7 @@ import anyio
 import anyio.abc
 import pytest
 
-from cellwright.harness.servers.client_turns import ClientTurns
+from cellwright.harness.servers.http_access import ClientTurns
 
 Begin = Callable[[str], Awaitable["_Work"]]
 

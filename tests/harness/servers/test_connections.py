@@ -10,6 +10,7 @@ import anyio.from_thread
 import pytest
 from starlette.responses import Response
 
+from cellwright.harness.servers.client_quota import Tokens
 from cellwright.harness.servers.http_access import AccessLimits, AccessMiddleware
 from cellwright.harness.servers.http_server import (
     HttpConnection,
@@ -19,7 +20,6 @@ from cellwright.harness.servers.http_server import (
     listening,
     serve_http,
 )  # fmt: skip
-from cellwright.harness.servers.tokens import Tokens
 from tests.conftest import soon
 
 TOKEN, OTHER = "a-token-that-is-anns-alone", "a-token-that-is-bobs-alone"

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from cellwright.harness.sandbox.remote.frames import VERSION, Hello, Welcome
-from cellwright.harness.servers.owned_sessions import OwnedSessions
+from cellwright.harness.servers.services import OwnedSessions
 from tests.conftest import OPTIONAL, ROOT
 from tests.harness.servers.daemon.daemons import Daemon, RawClient, program
 from tests.harness.servers.daemon.daemons import serving as serving_daemon
@@ -377,7 +377,7 @@ def quotas() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
                 "ClientQuota",
-                "_TenantsQuota",
+                "quota",
             ):
                 what = node.args[0]
                 name = what.value if isinstance(what, ast.Constant) else ""
@@ -397,7 +397,7 @@ def test_no_line_of_waiting_requests_is_one_for_all_clients() -> None:
     them all."""
     found = [
         f"{file.relative_to(SERVERS)}: {line.strip()}"
-        for file in sorted(SERVERS.rglob("*.py")) if file.name != "client_turns.py"
+        for file in sorted(SERVERS.rglob("*.py")) if file.name != "http_access.py"
         for line in file.read_text().splitlines()
         if re.search(r"CapacityLimiter\(|to_thread\.run_sync\(", line)
     ]  # fmt: skip

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cellwright import Privacy, Sandbox, SkillManifest, Skills, SkillStore
+from cellwright import Privacy, Sandbox, Skills
 from cellwright.agent import Agent
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.skills.prompt import PAGE
 from cellwright.harness.skills.skill import make_skill
-from cellwright.harness.tools.caller import Tool
+from cellwright.harness.skills.skills import PAGE
+from cellwright.harness.tools.tool import Tool
 from cellwright.policies.errors import PolicyError, SkillNotFound
+from cellwright.tools import SkillManifest, SkillStore
 from tests.conftest import policy_named
 from tests.harness.agent.scripted import ScriptedModel, answer, program
 

@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from cellwright.harness.skills import tree as tree_module
-from cellwright.harness.skills.skill import read_skill
-from cellwright.harness.skills.tree import SkillTree
+from cellwright.harness.skills import skill as tree_module
+from cellwright.harness.skills.skill import SkillTree, read_skill
 from cellwright.policies.errors import SkillInvalid
 
 FRONT = "---\nname: bad\ndescription: d\n---\n"

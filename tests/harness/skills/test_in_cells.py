@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cellwright import Sandbox, SkillManifest, Skills, SkillStore
-from cellwright.harness.skills.skill import Skill, make_skill
-from cellwright.harness.skills.store import export_skill
-from cellwright.harness.skills.tree import SkillFile
-from cellwright.harness.skills.usage import SkillUsage
+from cellwright import PoolSettings, Sandbox, Skills
+from cellwright.harness.skills.skill import Skill, SkillFile, make_skill
+from cellwright.harness.skills.skill_store import SkillUsage, export_skill
 from cellwright.policies.errors import PolicyError, SkillError, SkillNotFound
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.policies.tool_rules import ToolRule, Tools
+from cellwright.tools import SkillManifest, SkillStore
 from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("cgroup")
@@ -125,7 +124,7 @@ def test_cells_have_the_bytes_that_were_trusted(tmp_path: Path) -> None:
     skills = Skills([tmp_path / "project"], store=tmp_path / "state")
     folder = export_skill(made("roman", scripts__roman=ROMAN), tmp_path / "project")
     skills.store.trust.trust(skills.every("roman")[0].reference)
-    with Sandbox(skills=skills, pool=0, fresh_exec=True) as sandbox:
+    with Sandbox(skills=skills, pool=PoolSettings(size=0, cells_per_launcher=1)) as sandbox:
         (folder / "scripts" / "roman.py").write_bytes(b"def roman(n): return 'evil'\n")
         (folder / "scripts" / "more.py").write_bytes(b"")
         code = "import os\nfrom skills.roman.scripts.roman import roman; (roman(1), os.listdir('/skills/roman/scripts'))"

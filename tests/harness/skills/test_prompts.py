@@ -8,14 +8,11 @@ import pytest
 
 from cellwright import ToolRegistry
 from cellwright.harness.skills.manifest import SkillManifest
-from cellwright.harness.skills.model_tools import skill_tools
-from cellwright.harness.skills.prompt import untrusted_block
-from cellwright.harness.skills.search import SkillSearch
 from cellwright.harness.skills.skill import Skill, make_skill
-from cellwright.harness.skills.skills import Skills
+from cellwright.harness.skills.skill_search import SkillSearch, skill_tools
+from cellwright.harness.skills.skills import Skills, untrusted_block
 from cellwright.harness.tools.broker import Broker
-from cellwright.harness.tools.caller import Caller
-from cellwright.harness.tools.decorator import tool_of
+from cellwright.harness.tools.tool import Caller, tool_of
 from cellwright.policies.errors import SkillInvalid, SkillNotFound, ToolError
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import Privacy, Sandbox, Skills, SkillStore
+from cellwright import Privacy, Sandbox, Skills
 from cellwright.policies.errors import PolicyError, SkillInvalid, SkillUntrusted
+from cellwright.tools import SkillStore
 
 pytestmark = pytest.mark.needs("cgroup")
 ROMAN = "def roman(n: int) -> str:\n    return 'I' * n\n"

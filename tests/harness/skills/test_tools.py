@@ -5,18 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import (
-    FilePermission,
-    PermissionLevel,
-    PermissionSet,
-    Provenance,
-    SkillManifest,
-    SkillStore,
-    ToolFactory,
-)
+from cellwright import FilePermission, PermissionLevel, PermissionSet, ToolFactory
 from cellwright.harness.skills.skill import make_skill, read_skill
-from cellwright.harness.skills.store import export_skill
+from cellwright.harness.skills.skill_store import export_skill
 from cellwright.policies.errors import SkillInvalid, ToolDenied, ToolInvalid, ToolTestFailed
+from cellwright.tools import Provenance, SkillManifest, SkillStore
 
 pytestmark = pytest.mark.needs("cgroup")
 SOURCE = 'def add_up(numbers: list[int], start: int = 0) -> int:\n    """Add numbers."""\n    return start + sum(numbers)\n'

@@ -8,11 +8,16 @@ import pytest
 
 from cellwright.harness.skills import skills as skills_module
 from cellwright.harness.skills.manifest import SkillManifest
-from cellwright.harness.skills.skill import Skill, make_skill, read_skill
+from cellwright.harness.skills.skill import (
+    Skill,
+    SkillFile,
+    SkillTree,
+    make_skill,
+    read_skill,
+    write_tree,
+)
+from cellwright.harness.skills.skill_store import SkillStore, TrustStore, export_skill, newest_of
 from cellwright.harness.skills.skills import Skills
-from cellwright.harness.skills.store import SkillStore, export_skill, newest_of
-from cellwright.harness.skills.tree import SkillFile, SkillTree, write_tree
-from cellwright.harness.skills.trust import TrustStore
 from cellwright.policies.errors import (
     PolicyError,
     SkillError,
@@ -85,7 +90,7 @@ def test_the_digest_depends_on_nothing_but_paths_modes_and_contents(tmp_path: Pa
         write_tree(SkillTree(files), tmp_path / "t")
     finally:
         os.umask(old_mask)
-    from cellwright.harness.skills.tree import read_tree
+    from cellwright.harness.skills.skill import read_tree
 
     assert read_tree(tmp_path / "t").hash == SkillTree(dict(reversed(files.items()))).hash
     hashes = {
@@ -260,7 +265,7 @@ def test_trust_changes_only_under_a_lock(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise BlockingIOError
 
-    monkeypatch.setattr("cellwright.harness.skills.trust.fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(BlockingIOError):
         TrustStore(tmp_path).trust("demo@" + "0" * 32)
     assert TrustStore(tmp_path).all() == {}
@@ -269,7 +274,7 @@ def test_trust_changes_only_under_a_lock(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_skill_that_is_changed_while_it_is_kept_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cellwright.harness.skills import store as store_module
+    from cellwright.harness.skills import skill_store as store_module
 
     store = SkillStore(tmp_path)
     sound = store_module.os.rename

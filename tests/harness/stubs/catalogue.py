@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.stubs.tree import described
-from cellwright.harness.stubs.types import ToolSignature
+from cellwright.harness.stubs.stub_tree import described
+from cellwright.harness.stubs.stub_types import ToolSignature
 from tests.conftest import SHARED
 
 CATALOGUE = SHARED / "data" / "mcp-catalogue"

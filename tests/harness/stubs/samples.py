@@ -5,7 +5,7 @@ from typing import Any
 
 from cellwright.harness.schemas.spec import ToolSpec
 from cellwright.harness.schemas.validation import compile_schema
-from cellwright.harness.stubs.schema_parts import part_of
+from cellwright.harness.stubs.reader import part_of
 
 _PLAIN = {"string": "text", "integer": 3, "number": 3, "boolean": True, "null": None}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.harness.stubs.tree import python_tree, typescript_tree
-from cellwright.harness.stubs.types import ANY
+from cellwright.harness.stubs.stub_tree import python_tree, typescript_tree
+from cellwright.harness.stubs.stub_types import ANY
 from tests.harness.stubs.catalogue import catalogue, described_all
 from tests.harness.stubs.checking import mypy, tsc
 from tests.harness.stubs.kinds import complaints

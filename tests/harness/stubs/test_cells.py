@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from cellwright import AuditLog, Broker, PolicyError, Sandbox
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.stubs import python, tree
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.harness.stubs import python_stubs, stub_tree
+from cellwright.harness.tools.tool import Caller, Tool
+from cellwright.policies.tool_rules import ToolRule, Tools
 from cellwright.testing import inspect
 from tests.conftest import policy_named
 from tests.harness.stubs.catalogue import catalogue
@@ -62,13 +62,13 @@ def calls_of(
 ) -> list[tuple[ToolSpec, str, dict[str, Any], dict[str, Any]]]:
     """Return for each tool where its stub is, arguments by Python's names, and by their own."""
     specs = list(specs)
-    places = tree.paths(specs)
+    places = stub_tree.paths(specs)
     made = []
     for spec in specs:
         wire = sample_of(spec)
         if wire is None:
             continue
-        positional, others = python.parameters_of(tree.described(spec))
+        positional, others = python_stubs.parameters_of(stub_tree.described(spec))
         said = {
             each.name: wire[each.field.wire]
             for each in (*positional, *others)
@@ -115,7 +115,7 @@ def test_every_tool_of_the_catalogue_is_called_by_its_wire_names() -> None:
 
 @pytest.mark.needs("shared", "node")
 def test_every_tool_of_the_catalogue_is_called_from_node() -> None:
-    places = tree.paths(catalogue(), "typescript")
+    places = stub_tree.paths(catalogue(), "typescript")
     calls = [(places[spec.name], spec.name, wire) for spec, _, _, wire in calls_of(catalogue())]
     with sandbox_of(catalogue()) as sandbox:
         result = sandbox.execute(_CALL_ALL_IN_NODE, "javascript", inputs={"calls": calls})
@@ -156,8 +156,8 @@ def test_no_text_of_a_schema_is_executed(language: str) -> None:
     """What the host makes of such schemas is not asked: a call may be refused, but is nothing else."""
     specs = [everywhere(text) for text in (*_PAYLOADS, *HOSTILE)]
     specs += [replace(spec, name=f"s{n}.{spec.name[:40]}") for n, spec in enumerate(specs)]
-    specs = [spec for spec in specs if "\ud800" not in spec.name]  # which no message can hold
-    places = tree.paths(specs, "python" if language == "python" else "typescript")
+    specs = [spec for spec in specs if "\ud800" not in spec.name]  # a name that no message can hold
+    places = stub_tree.paths(specs, "python" if language == "python" else "typescript")
     inputs = list(places.values())
     program = _IMPORT_ALL if language == "python" else _IMPORT_ALL_IN_NODE
     with sandbox_of(specs) as sandbox:

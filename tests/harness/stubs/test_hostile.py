@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellwright.harness.schemas.spec import ToolSpec
-from cellwright.harness.stubs.tree import python_tree, typescript_tree
-from cellwright.harness.stubs.types import Property, Record
+from cellwright.harness.stubs.stub_tree import python_tree, typescript_tree
+from cellwright.harness.stubs.stub_types import Property, Record
 from cellwright.harness.text.hidden import first_hidden
 from tests.harness.stubs.checking import mypy, tsc
 from tests.harness.stubs.kinds import complaints
@@ -148,7 +148,7 @@ def test_what_is_huge_or_deep_is_cut() -> None:
 
 def test_fields_and_records_say_what_they_are() -> None:
     """The properties above would hold of a reader that understood nothing."""
-    from cellwright.harness.stubs.tree import described
+    from cellwright.harness.stubs.stub_tree import described
 
     known = described(everywhere("from"))
     assert [field.wire for field in known.parameters] == ["from", "x", "y"]

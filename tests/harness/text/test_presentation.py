@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cellwright import ApprovalRequired
-from cellwright.harness.text.presentation import MOST_SHOWN, present, presented_whole, shortened
+from cellwright.errors import ApprovalRequired
+from cellwright.harness.text.terminal_text import MOST_SHOWN, present, presented_whole, shortened
 from cellwright.harness.tools.approval import ApprovalRequest, ask_terminal
 
 

@@ -5,10 +5,10 @@ import unicodedata
 
 import pytest
 
-from cellwright.harness.search.words import fold
+from cellwright.harness.search.postings import fold
 from cellwright.harness.text.hidden import first_hidden, is_hidden, visible
-from cellwright.harness.text.terminal import connection_lines, harmless
-from cellwright.runner.result import NetworkConnection, SandboxResult, SandboxStatus
+from cellwright.harness.text.terminal_text import connection_lines, harmless
+from cellwright.runner.requests.result import NetworkConnection, SandboxResult, SandboxStatus
 
 HIDDEN = ("Cc", "Cf", "Co", "Cs", "Zl", "Zp")
 # Unicode 16, DerivedCoreProperties.txt: Default_Ignorable_Code_Point.

@@ -10,28 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright import (
+from cellwright import AuditLog, Broker, PolicyError, ToolError, Vault
+from cellwright.errors import (
     ApprovalRequired,
-    AuditLog,
-    Broker,
-    PolicyError,
     ToolArgumentsInvalid,
     ToolBudgetExceeded,
     ToolDenied,
-    ToolError,
     ToolFailed,
     ToolNotFound,
     ToolResultInvalid,
     ToolResultTooLarge,
-    Vault,
 )
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.harness.tools.meter import Meter
 from cellwright.harness.tools.results import head_of
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.harness.tools.tool import Caller, Meter, Tool
+from cellwright.policies.tool_rules import ToolRule, Tools
 
 CITY = {
     "type": "object",
@@ -350,7 +345,7 @@ def test_a_caller_cannot_pass_a_credential() -> None:
 
 
 def test_a_credential_that_cannot_be_had_ends_the_call(tmp_path: Any) -> None:
-    from cellwright.harness.sources import from_environment, from_file
+    from cellwright.harness.user_data import from_environment, from_file
 
     (tmp_path / "open").write_text("hush-hush")
     (tmp_path / "open").chmod(0o644)

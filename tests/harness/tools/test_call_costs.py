@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cellwright import Sandbox
-from cellwright.runner.watching import calls
+from cellwright.runner.watching import open_calls as calls
 
 CALLS = 50
 PROGRAM = f"from tools import increment\nfor n in range({CALLS}): increment(n=n)"

@@ -13,7 +13,7 @@ import pytest
 
 from cellwright import AuditLog, Broker, PolicyError, Sandbox, ToolFactory, ToolRegistry, tool
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.decorator import tool_of
+from cellwright.harness.tools.tool import tool_of
 from tests.conftest import ROOT
 from tests.documents import BLOCKS, Block
 
@@ -156,6 +156,7 @@ EXAMPLES = [
     for block in BLOCKS
     if block.kind == "python" and re.search(r"\b(tools=|ToolFactory\(|Broker\()", block.text)
     and "harness/adapters/" not in block.name  # tests/harness/adapters runs them, with their frameworks
+    and "harness/paths/" not in block.name  # tests/test_document_blocks.py types them, with their files
 ]  # fmt: skip
 
 

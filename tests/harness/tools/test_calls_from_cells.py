@@ -1,5 +1,6 @@
 """Programs in cells call tools of the host: what they can say, and what they cannot."""
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,16 +9,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, ToolFailed, Vault
-from cellwright.harness.sandbox import sandbox_tools
+from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, Vault
+from cellwright.harness.sandbox.calls import sandbox_tools
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.harness.tools.tool import Caller, Tool
+from cellwright.policies.tool_rules import ToolRule, Tools
 from cellwright.runner import channel
 from cellwright.runner.messages import Call
 from cellwright.runner.watching import guest_channel
 from tests.conftest import policy_named, soon
+from tests.harness.tools.test_broker import Unusual
 
 NUMBERS = {
     "type": "object",
@@ -102,7 +104,7 @@ def test_a_tool_is_an_ordinary_function(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        ("maths.times('x')", "invalid_arguments: $.n: 'x' is not of type 'integer'"),
+        ("maths.times('x')", "invalid_arguments: $.n: 'x' is not of type \"integer\""),
         ("maths.times(1, 2, 3)", "takes n, by"),
         ("maths.times(1, n=2)", "two values for n"),
         ("maths(1)", "maths is not a tool; there are times, while_"),
@@ -114,7 +116,10 @@ def test_a_tool_is_an_ordinary_function(sandbox: Sandbox) -> None:
         ),
         (
             "maths.times(nn=1)",
-            "invalid_arguments: 'n' is a required property; it has no property 'nn'; did you mean 'n'?",
+            (
+                "invalid_arguments: Additional properties are not allowed ('nn' was unexpected); "
+                "did you mean 'n'?; \"n\" is a required property"
+            ),
         ),
         ("call_tool('maths.times', [1])", "invalid_arguments"),
         ("maths.times(float('nan'))", "not JSON: $.n: nan is not a number"),
@@ -138,11 +143,6 @@ def test_an_uncaught_failed_call_fails_the_program_and_is_no_violation(
     assert result.status is SandboxStatus.FAILED
     assert result.error == "tools.ToolError: RuntimeError: out of order"
     assert result.violations == ()
-
-
-class Unusual(ToolFailed):
-    def __init__(self) -> None:
-        super().__init__("in a way of its own")
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), Unusual()])
@@ -429,12 +429,12 @@ def test_javascript_reads_long_answers() -> None:
     assert result.value == 30_000, result
 
 
-# what a hostile program says
+# messages of a hostile program
 
 
 PRELUDE = """
 import json, socket, os
-sock = socket.socket(fileno=3)
+sock = socket.socket(fileno=os.dup(3))
 def pack(*parts):
     out = b""
     for part in parts:
@@ -633,7 +633,7 @@ def test_no_byte_of_a_credential_enters_a_cell(monkeypatch: pytest.MonkeyPatch) 
 
     _send_packet, _encode_behind = channel.send_packet, guest_channel.encode_behind
     monkeypatch.setattr(channel, "send_packet", send_packet)
-    monkeypatch.setattr(guest_channel, "encode_behind", encode_behind)  # of answers
+    monkeypatch.setattr(guest_channel, "encode_behind", encode_behind)  # encodes answers
     tool = Tool(spec("use", credentials={"key": "K"}), use)
     broker = Broker(Offer([tool]), vault=Vault({"K": secret}), audit=trail)
     with Sandbox(policy=policy_named("strict"), tools=broker, pool=0, audit=trail) as sandbox:
@@ -692,13 +692,16 @@ def test_an_answer_after_its_request_is_not_mixed_with_the_next_request() -> Non
     code = (
         "import asyncio, time, tools\n"
         "calls = [asyncio.ensure_future(tools.many(n=n)) for _ in range(12)]\n"
-        "await asyncio.sleep(0)\ntime.sleep(0.3)"
+        "await asyncio.sleep(0)\ntime.sleep(pause)"
     )
     owed = []
     with Sandbox(policy=policy, tools=broker, pool=0) as sandbox, sandbox.session() as session:
-        for size in (100_000, 150_000, 250_000):  # two, three and four packets, of whatever fits
-            assert session.execute(code, inputs={"n": size}).ok
-            owed.append(session._cell._held.cell.owed)
+        # Two, three and four packets, of whatever fits.  A busy host needs longer to answer so much.
+        for size, pause in itertools.product((100_000, 150_000, 250_000), (0.3, 1, 3)):
+            if pause > 0.3 and owed[-1]:
+                continue
+            assert session.execute(code, inputs={"n": size, "pause": pause}).ok
+            owed.append(session.cell._held.cell.owed)
             assert session.execute("6 * 7").value == 42
             assert session.execute("len(await tools.many(n=n))").value == size
     assert any(owed)

@@ -9,8 +9,8 @@ import pytest
 from cellwright import Broker, Sandbox, SandboxStatus
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Tool
-from cellwright.policies.tools import Tools
+from cellwright.harness.tools.tool import Tool
+from cellwright.policies.tool_rules import Tools
 from tests.conftest import policy_named, soon
 
 pytestmark = pytest.mark.needs("ruby")

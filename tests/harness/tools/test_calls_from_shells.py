@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from cellwright import AuditLog, Broker, Sandbox, SandboxStatus, Vault
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
+from cellwright.harness.tools.tool import Caller, Tool
 from cellwright.policies.languages import LANGUAGES
-from cellwright.policies.tools import ToolRule, Tools
+from cellwright.policies.tool_rules import ToolRule, Tools
 from tests.conftest import policy_named, soon
 
 SHELLS = [name for name, each in LANGUAGES.items() if each.is_shell]
@@ -93,7 +93,7 @@ def test_the_value_is_printed_as_json_where_nothing_else_may_be_started(
 @pytest.mark.parametrize(
     ("call", "status", "says"),
     [
-        ('maths.twice \'{"n": "x"}\'', 2, "invalid_arguments: $.n: 'x' is not of type 'integer'"),
+        ('maths.twice \'{"n": "x"}\'', 2, "invalid_arguments: $.n: 'x' is not of type \"integer\""),
         ("maths.twice '{\"n\": '", 2, "invalid_arguments: arguments: not JSON: "),
         ("maths.twice ''", 2, "invalid_arguments: "),
         ("maths.twice - < /dev/null", 2, "invalid_arguments: "),

@@ -9,19 +9,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from cellwright import (
-    Broker,
-    Caller,
-    PolicyError,
-    ToolArgumentsInvalid,
-    ToolFactory,
-    ToolFailed,
-    ToolInvalid,
-    ToolResultInvalid,
-    ToolState,
-    tool,
-)
-from cellwright.harness.tools.decorator import tool_of
+from cellwright import Broker, Caller, PolicyError, ToolFactory, tool
+from cellwright.errors import ToolArgumentsInvalid, ToolFailed, ToolInvalid, ToolResultInvalid
+from cellwright.harness.tools.tool import tool_of
+from cellwright.tools import ToolState
 
 
 class Color(enum.Enum):

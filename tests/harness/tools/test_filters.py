@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 
-from cellwright import (
-    AuditLog,
-    Broker,
-    PolicyError,
-    Sandbox,
-    ToolFailed,
-    ToolResultInvalid,
-)
+from cellwright import AuditLog, Broker, PolicyError, Sandbox
+from cellwright.errors import ToolFailed, ToolResultInvalid
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.harness.tools.filters import CapRows, Filtered, RedactSecrets
-from cellwright.policies.tools import Tools
+from cellwright.harness.tools.results import CapRows, Filtered, RedactSecrets
+from cellwright.harness.tools.tool import Caller, Tool
+from cellwright.policies.tool_rules import Tools
 from tests.conftest import policy_named
 
 KEY = "gh" + "p_" + "a1B2" * 9

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import gzip
+import http.client
 import json
 import shutil
 import socket
@@ -15,30 +16,18 @@ from typing import Any
 
 import pytest
 
-from cellwright import (
-    AuditLog,
-    Broker,
-    HttpCaps,
-    HttpClient,
-    HttpCredential,
-    NetworkDenial,
-    NetworkRule,
-    PolicyError,
-    Sandbox,
-    ToolArgumentsInvalid,
-    ToolDenied,
-    ToolFailed,
-    Vault,
-    http_tool,
-)
+from cellwright import AuditLog, Broker, NetworkDenial, NetworkRule, PolicyError, Sandbox, Vault
+from cellwright.errors import ToolArgumentsInvalid, ToolDenied, ToolFailed
 from cellwright.harness.making.builtin import api_query
-from cellwright.harness.tools.caller import Caller
-from cellwright.harness.tools.http.exchange import (
+from cellwright.harness.tools.http.http_exchange import (
     CallDeadline,
     HttpError,
     addresses_of,
+    answering,
     decompressed,
 )
+from cellwright.harness.tools.tool import Caller
+from cellwright.tools import HttpCaps, HttpClient, HttpCredential, http_tool
 from tests.conftest import policy_named
 
 LOOPBACK = ("127.0.0.0/8",)
@@ -64,7 +53,7 @@ class Server:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            sock.settimeout(5)
+            sock.settimeout(60)
             try:
                 if self._context:
                     sock = self._context.wrap_socket(sock, server_side=True)
@@ -169,7 +158,7 @@ def answer(status: str = "200 OK", body: bytes = b"", **headers: str) -> bytes:
     return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
 
-# what is allowed
+# allowed requests
 
 
 def test_a_request_over_tls_and_its_json(serve: Serve, keys: tuple[str, ssl.SSLContext]) -> None:
@@ -352,7 +341,7 @@ def test_no_rule_names_a_metadata_service() -> None:
 OWN = """
 import fcntl, ipaddress, socket, struct, sys
 sys.path.insert(0, {root!r})
-from cellwright.runner.kernel.own_addresses import is_own_address
+from cellwright.runner.egress.addresses import is_own_address
 
 def add(interface, address):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:  # SIOCSIFADDR
@@ -381,7 +370,7 @@ def test_a_public_address_of_this_host_is_its_own() -> None:
 
 
 def test_an_address_of_this_host_is_not_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cellwright.harness.tools.http.client.is_own_address", lambda _: True)
+    monkeypatch.setattr("cellwright.harness.tools.http.http_client.is_own_address", lambda _: True)
     with pytest.raises(ToolDenied, match="not public"):
         call(
             broker(rule(NAMES[0], 80, addresses=()), names=Names(("8.8.8.8",))),
@@ -760,7 +749,7 @@ class TunnelProxy:
     def _serve(self) -> None:
         sock, _ = self._listener.accept()
         with sock, contextlib.suppress(OSError):
-            sock.settimeout(10)
+            sock.settimeout(60)
             self.requests.append(Server._read(sock))
             if not self.requests[0].startswith(b"CONNECT"):
                 sock.sendall(JSON)
@@ -945,3 +934,25 @@ def test_the_trail_has_one_record_for_each_request_refused_ones_too(serve: Serve
     )
     assert second.details["outcome"] == "evil.example: no rule allows it"
     assert "secret-" not in repr(trail.get_entries())
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", b"x"])
+def test_an_answer_is_closed_before_its_buffer(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.13 and newer report it when the finalizer of an answer finds the buffer closed."""
+    made: list[http.client.HTTPResponse] = []
+
+    class Noted(http.client.HTTPResponse):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            made.append(self)
+
+    monkeypatch.setattr(http.client, "HTTPResponse", Noted)
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(answer)
+        far.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(HttpError), answering(near, "GET", 100, CallDeadline(30)):
+            pass
+    assert [each.closed for each in made] == [True]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cellwright import Broker, PolicyError, Sandbox, exceeds, narrow, tool
-from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy, check_policy
+from cellwright.policies.profiles.loading import load_policy
 from tests.network import NAME, answer_http, serving
 
 _PLACE = """

@@ -2,8 +2,14 @@
 
 import pytest
 
-from cellwright.harness.tools.http.headers import HttpCredential, check_credentials, checked_headers
-from cellwright.harness.tools.http.targets import TargetError, redirected, target_of
+from cellwright.harness.tools.http.targets import (
+    HttpCredential,
+    TargetError,
+    check_credentials,
+    checked_headers,
+    redirected,
+    target_of,
+)
 from cellwright.policies.errors import PolicyError, ToolArgumentsInvalid
 
 READ = {

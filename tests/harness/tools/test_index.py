@@ -7,7 +7,7 @@ import pytest
 
 from cellwright import PolicyError, ToolRegistry
 from cellwright.harness.schemas.spec import ToolSpec, ToolState
-from cellwright.harness.tools.index import ToolSearch
+from cellwright.harness.tools.tool_search import ToolSearch
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from cellwright import Broker, Sandbox
-from cellwright.policies.tools import Tools
+from cellwright.policies.tool_rules import Tools
 from tests.conftest import policy_named
 
 pytestmark = pytest.mark.needs("cgroup")

@@ -13,19 +13,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cellwright import (
-    Provenance,
-    RegistryError,
-    ToolDenied,
-    ToolExists,
-    ToolNotFound,
-    ToolQuotaExceeded,
-    ToolRegistry,
-    ToolSpec,
-    ToolState,
-)
-from cellwright.harness.tools import store
-from cellwright.harness.tools.store import ToolStore
+from cellwright import ToolRegistry, ToolSpec
+from cellwright.errors import RegistryError, ToolDenied, ToolExists, ToolNotFound, ToolQuotaExceeded
+from cellwright.harness.tools import tool_store as store
+from cellwright.harness.tools.tool_store import ToolStore
+from cellwright.tools import Provenance, ToolState
 from tests.conftest import ROOT
 from tests.forked import exit_code_of
 
@@ -92,7 +84,7 @@ def picking(number: int) -> Callable[[], int]:
     return pick
 
 
-# whose they are
+# owners of descriptors
 
 
 def test_a_made_tool_never_shadows_a_developers(registry: ToolRegistry) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cellwright import ToolArgumentsInvalid
+from cellwright.errors import ToolArgumentsInvalid
 from cellwright.harness.tools.results import Results
 
 

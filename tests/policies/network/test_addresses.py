@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.network.addresses import networks_of, refusal_of
+from cellwright.policies.network.address_ranges import networks_of, refusal_of
 
 PUBLIC = ("8.8.8.8", "1.1.1.1", "93.184.215.14", "2606:4700::1111", "2a00:1450:4001::200e", "64:ff9b::8.8.8.8", "::ffff:8.8.8.8")  # fmt: skip
 REFUSED = {

@@ -3,8 +3,8 @@
 import pytest
 
 from cellwright.policies.errors import PolicyError
-from cellwright.policies.network.changes import ChangingRules
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
+from cellwright.policies.network.rule_checks import ChangingRules
 from cellwright.policies.network.rules import NetworkRules
 
 NAME, OTHER = "api.example.org", "files.example.org"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.network.names import HostNameError, canonical_name
+from cellwright.policies.network.canonical import HostNameError, canonical_name
 
 SAME = {
     "case": "API.Example.ORG",

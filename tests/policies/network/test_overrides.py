@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 
-from cellwright.policies.network.overrides import (
+from cellwright.policies.network.canonical import (
     header_with_path,
     overriding_header,
     parameter_with_method,

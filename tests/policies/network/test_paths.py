@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.policies.network.paths import PathError, canonical_path
+from cellwright.policies.network.canonical import PathError, canonical_path
 
 SAME = {
     "/": "/",

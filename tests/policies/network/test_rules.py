@@ -5,16 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from cellwright.policies.compile import compile_policy
+from cellwright.policies.advice.explanation import explain
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import Host
 from cellwright.policies.errors import PolicyError
-from cellwright.policies.explain import explain
-from cellwright.policies.host import Host
-from cellwright.policies.loading import load_policy, policy_of_data
-from cellwright.policies.network.checks import check_rules
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
+from cellwright.policies.network.rule_checks import check_rules, is_public_suffix
 from cellwright.policies.network.rules import HttpRequest, NetworkRules
-from cellwright.policies.network.suffixes import is_public_suffix
 from cellwright.policies.policy import Network, Policy, check_policy
+from cellwright.policies.profiles.loading import load_policy, policy_of_data
 
 
 def rules(*allow: dict[str, Any], deny: tuple[dict[str, Any], ...] = ()) -> NetworkRules:

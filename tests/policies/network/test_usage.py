@@ -2,14 +2,14 @@
 
 import pytest
 
-from cellwright.policies.network import usage
+from cellwright.policies.network import rules
 from cellwright.policies.network.rule import NetworkRule
-from cellwright.policies.network.usage import Allowance, RuleUse
+from cellwright.policies.network.rules import Allowance, RuleUse
 
 
 def test_an_allowance_is_used_up_and_refills(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(usage.time, "monotonic", lambda: now)
+    monkeypatch.setattr(rules.time, "monotonic", lambda: now)
     allowance = Allowance(2.0, 4.0)
     assert [allowance.take() for _ in range(5)] == [True] * 4 + [False]
     now += 1.0

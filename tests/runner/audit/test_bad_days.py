@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellwright import AuditError, AuditLog, PolicyError, verify
+from cellwright import AuditLog, PolicyError, verify
+from cellwright.errors import AuditError
 from cellwright.runner.audit.record import LONGEST_LINE
 from cellwright.runner.audit.verification import lines_of, read
 from tests.conftest import ROOT
@@ -51,7 +52,7 @@ def nothing_there(path: Path) -> Iterator[None]:
     away.rename(path)
 
 
-# what is opened
+# opened files
 
 
 def test_a_file_that_is_no_trail_is_not_touched(tmp_path: Path) -> None:
@@ -129,7 +130,8 @@ def test_a_forked_process_cannot_write_the_trail_of_its_parent(tmp_path: Path) -
 SMALL_DISK = """
 import ctypes, os, sys
 sys.path[:0] = {paths!r}
-from cellwright import AuditError, AuditLog, verify
+from cellwright import AuditLog, verify
+from cellwright.errors import AuditError
 from cellwright.runner.audit.verification import read
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.unshare(0x20000) == 0  # CLONE_NEWNS
@@ -213,7 +215,8 @@ print([entry.action for entry in read(path)], verify(path).ok)
 LIMITED = """
 import resource, sys
 sys.path[:0] = {paths!r}
-from cellwright import AuditError, AuditLog, verify
+from cellwright import AuditLog, verify
+from cellwright.errors import AuditError
 from cellwright.runner.audit.verification import read
 path = {path!r}
 log = AuditLog(path=path)
@@ -414,7 +417,8 @@ def test_wherever_a_trail_is_cut_or_changed_the_line_is_named(tmp_path: Path) ->
 NESTED_LINES = """
 import sys, threading
 sys.path[:0] = {paths!r}
-from cellwright import AuditError, AuditLog, verify
+from cellwright import AuditLog, verify
+from cellwright.errors import AuditError
 from cellwright.runner.audit.verification import read
 def look():
     assert "line 1" in verify({path!r}).broken
@@ -516,7 +520,7 @@ def test_no_text_of_a_guest_looks_like_the_end_of_an_execution(tmp_path: Path) -
     path = tmp_path / "a"
     forged = '","category":"execution","action":"ok","span_id":"0123456789abcdef"'
     with AuditLog(path=path) as log:
-        from cellwright.runner.audit.spans import Span
+        from cellwright.runner.audit.record import Span
 
         log.record("execution", "start", span=Span("t", "0123456789abcdef"), execution_id="e")
         log.record("violation", "open", target=forged, text=forged)

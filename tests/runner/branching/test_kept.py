@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellwright.runner.branching import keeping, kept
-from cellwright.runner.branching.kept import KeptMemory, KeptReader, KeptWriter, PageRun, without
+from cellwright.runner.branching import keeping
+from cellwright.runner.branching.copying import PAGE_BYTES
+from cellwright.runner.branching.keeping import KeptMemory, KeptReader, KeptWriter, PageRun, without
+from cellwright.runner.branching.kernel_state import State
 from cellwright.runner.branching.layout import NotCopyable
-from cellwright.runner.branching.pages import PAGE_BYTES
-from cellwright.runner.branching.state import State
 
 STATE = State({}, "/workspace", (), b"guest", (), frozenset({0}), 0, ())
 AT = 0x7000_0000_0000
@@ -56,7 +56,7 @@ def test_pages_beside_each_other_are_one_run() -> None:
 def test_no_more_bytes_or_runs_are_kept_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     writer = KeptWriter(os.memfd_create("kept"), 2 * PAGE_BYTES)
     writer.add(AT, bytes(PAGE_BYTES))
-    monkeypatch.setattr(kept, "_MOST_RUNS", 1)
+    monkeypatch.setattr(keeping, "_MOST_RUNS", 1)
     with pytest.raises(NotCopyable, match="scattered"):
         writer.add(AT + 9 * PAGE_BYTES, bytes(PAGE_BYTES))
     with pytest.raises(NotCopyable, match="more memory"):

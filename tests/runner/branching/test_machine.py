@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
-from cellwright.runner.branching import machine as machines
-from cellwright.runner.branching.machine import Machine, Parked, machine
+from cellwright.runner.branching import traced as machines
+from cellwright.runner.branching.traced import Machine, Parked, machine
 
 X86_64, AARCH64 = (machines._MACHINES[name] for name in ("x86_64", "aarch64"))
 AT, STACK, RECEIVED = 0x7000_1000, 0x7FFF_0000, 3

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cellwright.runner.branching import pages
-from cellwright.runner.branching.layout import Mapping
-from cellwright.runner.branching.pages import (
+from cellwright.runner.branching import copying as pages
+from cellwright.runner.branching.copying import (
     COMPARED_BYTES,
     OWN,
     PAGE_BYTES,
@@ -19,6 +18,7 @@ from cellwright.runner.branching.pages import (
     differences,
     write_pages,
 )
+from cellwright.runner.branching.layout import Mapping
 from cellwright.runner.branching.traced import Traced
 from tests.forked import forked
 

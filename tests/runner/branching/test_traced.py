@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cellwright.runner.branching.machine import machine
+from cellwright.runner.branching.traced import machine
 from tests.conftest import ROOT
 from tests.runner.branching import tracer
 

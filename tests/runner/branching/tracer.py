@@ -10,8 +10,7 @@ import sys
 
 from cellwright.runner.branching import traced
 from cellwright.runner.branching.layout import NotCopyable
-from cellwright.runner.branching.machine import Machine, machine
-from cellwright.runner.branching.traced import Traced
+from cellwright.runner.branching.traced import Machine, Traced, machine
 from cellwright.runner.kernel import tracing
 from tests.forked import forked
 
@@ -38,7 +37,7 @@ def stop_dead_target(known: Machine) -> None:
 
         with forked(trace) as tracer:
             assert tracer.wait() == 0
-        tracing.stop(bystander.pid)  # which would find it dead
+        tracing.stop(bystander.pid)  # it would find the process dead
         tracing.let_go(bystander.pid)
 
 
@@ -58,7 +57,7 @@ def signal_source(known: Machine, when: str) -> None:
             assert "a signal came" in str(refused)
         else:
             raise AssertionError("it was stopped")
-        assert select.select([source.pidfd], [], [], 5.0)[0], "the signal was lost"
+        assert select.select([source.pidfd], [], [], 60.0)[0], "the signal was lost"
         assert source.wait() == -signal.SIGUSR1
 
 

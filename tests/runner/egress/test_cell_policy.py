@@ -1,11 +1,14 @@
 """The rules that all cells follow: replaced while connections are open, and the names they refused."""
 
+import socket
+
 import pytest
 
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.network.rules import NetworkRules, encode_rules
-from cellwright.runner.egress import cell_policy
-from cellwright.runner.egress.cell_policy import CellPolicy, decoded_rules
+from cellwright.runner.egress import cell_connection
+from cellwright.runner.egress.cell_connection import CellPolicy, decoded_rules
+from cellwright.runner.messages import Refusal, Settled, decode
 
 NAME = "api.example.org"
 TCP = NetworkRule(host=NAME, ports=(443,), schemes=("tcp",))
@@ -77,11 +80,42 @@ def test_pending_names_are_those_that_nobody_decided_on() -> None:
 
 
 def test_refused_names_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_policy, "_MOST_NAMES", 2)
+    monkeypatch.setattr(cell_connection, "_MOST_NAMES", 2)
     rules = policy(TLS)
     for name in ("a.example", "b.example", "a.example", "c.example"):
         rules.note_refused(name, 0, "no rule allows it")
     assert pending(rules) == [("a.example", 0, 2), ("c.example", 0, 1)]
+
+
+def test_refused_names_are_told_once_each_and_changes_of_rules() -> None:
+    rules = policy(TLS, deny=(NetworkDenial(host="*.denied.example"),))
+    rules.note_refused("before.example.org", 0, "no rule")
+    told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    rules.tell_refused(theirs)
+    for name in ("after.example.org", "after.example.org", "x.denied.example"):
+        rules.note_refused(name, 0, "no rule")
+    rules.follow(NetworkRules([TLS, NetworkRule(host="after.example.org")]))
+    rules.note_refused(NAME, 80, "no rule")
+    with told:
+        found = [decode(told.recv(4096)[1:], Refusal | Settled) for _ in range(4)]
+    names = [(each.name, each.port) if isinstance(each, Refusal) else "rules" for each in found]
+    assert names == [
+        ("before.example.org", 0), ("after.example.org", 0), "rules", (NAME, 80),
+    ]  # fmt: skip
+    rules.note_refused("later.example.org", 0, "no rule")
+    assert theirs.fileno() == -1  # it was closed, since the other end has hung up
+
+
+def test_a_listener_that_does_not_read_holds_up_no_cell() -> None:
+    rules = policy(TLS)
+    told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    with told, theirs:
+        rules.tell_refused(theirs)
+        for number in range(5000):
+            rules.note_refused(f"{number}.example.org", 0, "no rule")
+        assert decode(told.recv(4096)[1:], Refusal).name == "0.example.org"
 
 
 def test_rules_are_the_same_after_their_way_to_the_process() -> None:

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
-from cellwright.policies.compile import compile_policy
-from cellwright.policies.host import Host
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import Host
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Filesystem, Network, Policy
-from cellwright.runner.host import probe
+from cellwright.runner.host import plans
 from tests.network import NAME, answer_http, certificate, needs_openssl, policy, resolving, serving
 
 GET = """
@@ -33,7 +33,7 @@ def test_a_server_is_trusted_if_the_host_trusts_it(
         rule = NetworkRule(host=NAME, ports=(server.port,), schemes=("https",))
         limited = policy(rule, filesystem=Filesystem(read=shows))
         for places in ((), (str(trusted),)):
-            monkeypatch.setattr(probe, "_CERTIFICATES", places)
+            monkeypatch.setattr(plans, "_CERTIFICATES", places)
             with Sandbox(policy=limited, pool=0) as box:
                 url = f"https://{NAME}:{server.port}/here"
                 outcomes.append(box.execute(GET, inputs={"url": url}))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.policies.compile import compile_policy
-from cellwright.policies.host import Host
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import Host
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy
 from cellwright.runner.kernel import landlock

@@ -11,9 +11,9 @@ import pytest
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.rules import NetworkRules
 from cellwright.runner.egress import http_relay
-from cellwright.runner.egress.cell_policy import CellPolicy
+from cellwright.runner.egress.cell_connection import CellPolicy
+from cellwright.runner.egress.connection_relay import PlainStream, RefusedError, Turns
 from cellwright.runner.egress.http_relay import RequestReader, RequestRelay
-from cellwright.runner.egress.relay import RefusedError, Turns
 
 NAME = "api.example.org"
 RULE = NetworkRule(
@@ -67,11 +67,11 @@ class Relayed:
     async def _relay(self, ours: socket.socket, outside: socket.socket) -> None:
         try:
             reader = RequestReader(
-                ours, b"", NAME, 80, lambda asked: self.policy.why_not_request(NAME, 80, asked), Turns()
+                PlainStream(ours), b"", NAME, 80, lambda asked: self.policy.why_not_request(NAME, 80, asked), Turns()
             )  # fmt: skip
             first = await reader.next()
             assert first
-            self.relay = RequestRelay(reader, first, outside, self._count)
+            self.relay = RequestRelay(reader, first, PlainStream(outside), self._count)
             await self.relay.run(asyncio.Event())
         except (RefusedError, OSError) as error:
             self.why = str(error)

@@ -12,12 +12,14 @@ import pytest
 
 from cellwright.policies.network.rule import NetworkDenial, NetworkRule
 from cellwright.policies.network.rules import NetworkRules
-from cellwright.runner.egress import cell_policy, records, relay, resolving, served_cell
-from cellwright.runner.egress.budgets import Budgets, SharedBudget, budgets
-from cellwright.runner.egress.cell_policy import CellPolicy
-from cellwright.runner.egress.connection import CellConnection
-from cellwright.runner.egress.relay import RefusedError, Turns, first_bytes
-from cellwright.runner.egress.resolving import NoAddressError, Resolver, resolving_threads
+from cellwright.runner.egress import cell_connection, served_cell
+from cellwright.runner.egress import cell_connection as connection
+from cellwright.runner.egress import connection_relay as relay
+from cellwright.runner.egress import name_resolution as resolving
+from cellwright.runner.egress.addresses import Budgets, SharedBudget, budgets
+from cellwright.runner.egress.cell_connection import CellConnection, CellPolicy
+from cellwright.runner.egress.connection_relay import RefusedError, Turns, first_bytes
+from cellwright.runner.egress.name_resolution import NoAddressError, Resolver, resolving_threads
 from cellwright.runner.egress.served_cell import ServedCell
 from tests.runner.egress.test_client_hello import extension, hello, names, real, record
 
@@ -94,16 +96,16 @@ def test_a_client_that_says_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_rule_ends_with_its_lifetime(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = NetworkRules([NetworkRule(host=NAME, lifetime_seconds=60)])
     policy = CellPolicy(rules, (443,), 100.0)
-    monkeypatch.setattr(cell_policy.time, "monotonic", lambda: 159.0)
+    monkeypatch.setattr(cell_connection.time, "monotonic", lambda: 159.0)
     assert policy.why_not(NAME.upper()) == ("", NAME)
-    monkeypatch.setattr(cell_policy.time, "monotonic", lambda: 161.0)
+    monkeypatch.setattr(cell_connection.time, "monotonic", lambda: 161.0)
     why, name = policy.why_not(NAME)
     assert (bool(why), name) == (True, NAME)
 
 
 def test_records_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_MOST_RECORDS", 3)
-    told_later = records.Records()
+    monkeypatch.setattr(connection, "_MOST_RECORDS", 3)
+    told_later = connection.Records()
     for n in range(10):
         told_later.refuse("resolve", f"n{n}.example", 0, "no rule")
         told_later.refuse("resolve", "n0.example", 0, "no rule")
@@ -398,6 +400,18 @@ def test_a_name_that_is_denied_while_it_is_resolved_is_not_connected_to(
                 connected.server.accept()
             (told,) = cell._records.take()
             assert told.outcome == f"ended by the rule 'deny {NAME}'"  # type: ignore[attr-defined]
+
+    asyncio.run(run())
+
+
+def test_no_end_of_an_answer_waits_for_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head and a body are two writes, and the program acknowledges the first 40 ms later."""
+
+    async def run() -> None:
+        with _Connected(monkeypatch) as connected:
+            await connected.connect()
+            (only,) = connected.cell._connections
+            assert only.guest.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     asyncio.run(run())
 

@@ -8,9 +8,9 @@ from cellwright.runner.egress.addresses import (
     MOST_NAMES,
     NETWORK,
     NoFreeAddressError,
+    SharedBudget,
     SyntheticAddresses,
 )
-from cellwright.runner.egress.budgets import SharedBudget
 
 
 def with_room(most_names: int = MOST_NAMES) -> SyntheticAddresses:
@@ -25,7 +25,7 @@ def test_each_name_has_an_address_of_its_own() -> None:
     assert (names.name_of(first), names.name_of(second)) == ("a.example", "b.example")
     assert ipaddress.ip_address(first) in NETWORK
     assert names.name_of("198.18.0.1") is None
-    assert names.name_of("127.0.0.1") is None
+    assert names.name_of("127.0.0.1") == "localhost"  # of the host, if a rule allows it
 
 
 def test_the_least_recently_used_name_loses_its_address() -> None:

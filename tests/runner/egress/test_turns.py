@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,15 +10,15 @@ import pytest
 
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.network.rules import NetworkRules
+from cellwright.policies.network.upstream_proxy import UpstreamProxy
 from cellwright.runner.egress import http_relay
-from cellwright.runner.egress.budgets import budgets
-from cellwright.runner.egress.cell_policy import CellPolicy
+from cellwright.runner.egress.addresses import budgets
+from cellwright.runner.egress.cell_connection import CellPolicy
+from cellwright.runner.egress.connection_relay import PlainStream, Relay, Turns, first_bytes
 from cellwright.runner.egress.http_relay import RequestReader, RequestRelay
-from cellwright.runner.egress.relay import Relay, Turns, first_bytes
-from cellwright.runner.egress.resolving import Resolver, resolving_threads
+from cellwright.runner.egress.name_resolution import Resolver, Upstream, resolving_threads
 from cellwright.runner.egress.served_cell import ServedCell
-from cellwright.runner.egress.upstream import Upstream
-from cellwright.runner.upstream_proxy import UpstreamProxy
+from cellwright.runner.egress.tls_stream import TlsStream
 from tests.runner.egress.test_dns import query
 
 NAME = "api.example.org"
@@ -53,7 +54,7 @@ def endless(data: bytes, *before: bytes) -> Callable[[int], bytes]:
 
 
 def _reader(guest: socket.socket, first: bytes = b"") -> RequestReader:
-    return RequestReader(guest, first, NAME, 80, lambda *_: "", Turns())
+    return RequestReader(PlainStream(guest), first, NAME, 80, lambda *_: "", Turns())
 
 
 async def _relay(guest: socket.socket, outside: socket.socket) -> None:
@@ -64,11 +65,11 @@ async def _requests(guest: socket.socket, outside: socket.socket) -> None:
     reader = _reader(guest)
     request = await reader.next()
     assert request
-    await RequestRelay(reader, request, outside, lambda *_: None).run(asyncio.Event())
+    await RequestRelay(reader, request, PlainStream(outside), lambda *_: None).run(asyncio.Event())
 
 
 async def _refused(guest: socket.socket, _: socket.socket) -> None:
-    await _reader(guest)._refused(403, "no")
+    await _reader(guest).refused(403, "no")
 
 
 async def _head(guest: socket.socket, _: socket.socket) -> None:
@@ -77,6 +78,11 @@ async def _head(guest: socket.socket, _: socket.socket) -> None:
 
 async def _hello(guest: socket.socket, _: socket.socket) -> None:
     await first_bytes(guest, NAME, ("https",), Turns())
+
+
+async def _handshake(guest: socket.socket, _: socket.socket) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    await TlsStream(guest, context, Turns()).handshake()
 
 
 async def _tunnel(_: socket.socket, outside: socket.socket) -> None:
@@ -132,12 +138,13 @@ def _in_turn(data: bytes) -> Callable[[int], bytes]:
         (_refused, endless(b"x"), endless(b"")),
         (_head, endless(b"G"), endless(b"")),
         (_hello, endless(b"\x01", b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc"), endless(b"")),
+        (_handshake, endless(b"\x01", b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc"), endless(b"")),
         (_tunnel, endless(b""), endless(b"H")),
         (_queries, _in_turn(_message()), endless(b"")),
     ],
     ids=[
         "bytes", "chunks", "many chunks in one piece", "interim answers", "head of an answer",
-        "request that is refused", "head", "ClientHello", "answer of a proxy", "queries over TCP",
+        "request that is refused", "head", "ClientHello", "handshake", "answer of a proxy", "queries over TCP",
     ],
 )  # fmt: skip
 def test_other_work_is_done_beside_a_peer_that_never_waits(
@@ -197,6 +204,6 @@ def test_a_cell_of_many_connections_has_the_turns_of_one(monkeypatch: pytest.Mon
             other_end.close()
 
     asyncio.run(run())
-    first_reads = 2 * 50  # of which none had to wait for a turn
+    first_reads = 2 * 50  # none of these reads had to wait for a turn
     assert counts["other"] > 50
     assert counts["greedy"] - first_reads < 4 * counts["other"]

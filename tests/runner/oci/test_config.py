@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cellwright.policies.compile import compile_policy
+from cellwright.policies.compiling.compile import compile_policy
+from cellwright.policies.compiling.host import Host
 from cellwright.policies.errors import LaunchError, PolicyError
-from cellwright.policies.host import Host
 from cellwright.policies.policy import Policy
-from cellwright.runner.oci import runtime
-from cellwright.runner.oci.config import Ids, Mount, container_config
+from cellwright.runner.oci import oci_runtime as runtime
+from cellwright.runner.oci.bundle import Ids, Mount, container_config, open_rootfs
 from cellwright.runner.oci.container import _without_inner
-from cellwright.runner.oci.rootfs import open_rootfs
-from cellwright.runner.oci.runtime import OciRuntime, default_runtime, find_oci_runtime
+from cellwright.runner.oci.oci_runtime import OciRuntime, default_runtime, find_oci_runtime
 from tests.conftest import CAPS
 
 PLAN = compile_policy(
@@ -117,7 +116,7 @@ def test_the_default_is_the_first_runtime_that_the_cgroups_permit(
     controllers = tmp_path / "cgroup.controllers"
     monkeypatch.setattr(runtime, "_PLACES", str(tmp_path))
     monkeypatch.setattr(runtime, "_UNIFIED", str(controllers))
-    assert default_runtime() == "crun"  # which is not installed, as the error about it says
+    assert default_runtime() == "crun"  # crun is not installed, as the error says
     for name in ("crun", "runc", "runsc"):
         program(tmp_path / name, f"echo {name} version 9.9.9")
     assert default_runtime() == "crun"

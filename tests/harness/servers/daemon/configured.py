@@ -46,7 +46,9 @@ class ConfiguredDaemon(Daemon):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(30)
             sock.connect(os.fspath(self.file.parent / "m"))
-            sock.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+            sock.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            )
             told = b""
             while piece := sock.recv(65536):
                 told += piece

@@ -16,7 +16,7 @@ import msgspec
 
 from cellwright import Sandbox
 from cellwright.harness.sandbox.parameters import CallArguments
-from cellwright.harness.sandbox.remote.arguments import packed
+from cellwright.harness.sandbox.remote.call_frames import packed
 from cellwright.harness.sandbox.remote.frames import VERSION, Execute, Hello, Reply, Welcome
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
@@ -27,16 +27,16 @@ SCRIPT = """
 import argparse, resource, sys
 sys.path[:0] = {paths!r}
 from pathlib import Path
-from cellwright.harness.cli.serve import serve
-from cellwright.harness.servers.daemon.limits import ServeLimits
+from cellwright.harness.cli.serving.serve import serve
+from cellwright.harness.servers.daemon.quotas import ServeLimits
 from tests.conftest import policy_named
 {imports}
 if {descriptors}:
     resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))
 options = argparse.Namespace(
-    socket=Path({path!r}), pool=2, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
+    socket=Path({path!r}), pool=2, workers={workers}, image=None, audit={audit!r}, drain={drain}, units=None, delegated=False, sessions={sessions},
     session_idle={idle}, session_freeze=300.0, session_lifetime={lifetime}, python=None, backend=None, runtime=None, rootfs=None,
-    find_links={find_links!r}, no_index={find_links!r} is not None, index_url=None, optional=(), check=False, metrics={metrics!r}, request_log={request_log!r}, otel=False,
+    find_links={find_links!r}, no_index={find_links!r} is not None, index_url=None, optional=(), check=False, metrics={metrics!r}, health=None, request_log={request_log!r}, otel=False,
 )
 serve(options, {policies}, ServeLimits(**{limits!r}))
 """
@@ -104,7 +104,7 @@ def serving(
     path: Path, *, drain: float = 10.0, audit: str | None = None, descriptors: int = 0,
     sessions: int = 32, idle: float = 1800.0, lifetime: float = 86_400.0,
     find_links: str | None = None, policies: str = PROFILES, imports: str = "",
-    metrics: str | None = None, request_log: str | None = None,
+    metrics: str | None = None, request_log: str | None = None, workers: int = 1,
     **limits: Any,
 ) -> Iterator[Daemon]:  # fmt: skip
     """Start one; `policies` is an expression in Python, for which `imports` are statements."""
@@ -112,6 +112,7 @@ def serving(
         paths=[str(ROOT), *sys.path], path=str(path), drain=drain, audit=audit, limits=limits,
         descriptors=descriptors, sessions=sessions, idle=idle, policies=policies, imports=imports,
         lifetime=lifetime, find_links=find_links, metrics=metrics, request_log=request_log,
+        workers=workers,
     )  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

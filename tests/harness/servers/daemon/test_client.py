@@ -12,7 +12,7 @@ import pytest
 
 from cellwright import (
     ClosedError,
-    Executable,
+    HostSettings,
     LaunchError,
     PolicyError,
     Sandbox,
@@ -20,13 +20,15 @@ from cellwright import (
     SandboxResult,
     SandboxStatus,
     SessionLost,
-    WorkspaceError,
 )
-from cellwright.harness.sandbox.remote.failures import error_of, failure_of
+from cellwright.harness.runs.durable_runs import RunPaused
+from cellwright.harness.sandbox.remote.call_frames import error_of, failure_of
+from cellwright.harness.sandbox.remote.frames import Failure
 from cellwright.policies import errors
-from cellwright.policies.errors import LauncherLost, Unenforceable
 from cellwright.policies.policy import Policy
-from tests.conftest import ROOT, soon
+from cellwright.results import Executable
+from cellwright.runner.messages import decode, encode
+from tests.conftest import ROOT
 from tests.forked import exit_code_of
 from tests.harness.servers.daemon.daemons import Daemon, serving
 
@@ -53,7 +55,7 @@ PROGRAMS: tuple[tuple[Any, dict[str, Any]], ...] = (
     ("x\0", {}),
 )  # fmt: skip
 
-# what differs from call to call anywhere
+# values that differ from call to call
 OWN = dict.fromkeys(("execution_time", "usage", "phases", "execution_id", "pool_hit", "trace_id", "traceparent"))  # fmt: skip
 
 
@@ -176,15 +178,15 @@ def test_a_call_may_narrow_and_not_widen(connected: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"config": SandboxConfig()}, {"pool": 3}, {"python": "/usr/bin/python3"}, {"audit": False},
-     {"fresh_exec": True}, {"blocked_imports": ["os"]}, {"cgroup_root": "/"}],
-    ids=lambda given: next(iter(given)),
+    ("named", "given"),
+    [("config", {"config": SandboxConfig()}), ("pool", {"pool": 3}), ("audit", {"audit": False}),
+     ("packages", {"packages": ["six"]}), ("python", {"host": HostSettings(python="/usr/bin/python3")}),
+     ("cgroup_root", {"host": HostSettings(cgroup_root="/")})],
 )  # fmt: skip
 def test_what_the_daemon_was_told_cannot_be_told_by_a_client(
-    daemon: Daemon, given: dict[str, Any]
+    daemon: Daemon, named: str, given: dict[str, Any]
 ) -> None:
-    with pytest.raises(PolicyError, match=f"connect: cannot be combined with {next(iter(given))}"):
+    with pytest.raises(PolicyError, match=f"connect: cannot be combined with {named}"):
         Sandbox(connect=daemon.path, **given)
 
 
@@ -229,19 +231,53 @@ def test_a_daemon_that_dies_is_told_and_its_successor_serves(tmp_path: Path) -> 
     sandbox.close()
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        PolicyError("one\ntwo", "do this"), errors.BusyError("busy"), LaunchError("x", hint="y"),
-        Unenforceable((("landlock", "too old"),)), LauncherLost(cell_began=True),
-        SessionLost("gone"), WorkspaceError("full"), errors.AuditError("no room"), ClosedError("x"),
-    ],
-    ids=lambda error: type(error).__name__,
-)  # fmt: skip
-def test_an_exception_of_ours_crosses_the_socket_whole(error: errors.CellwrightError) -> None:
-    back = error_of(failure_of(error))
-    assert (type(back), str(back), back.hint) == (type(error), str(error), error.hint)
+KINDS = [
+    kind for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.CellwrightError)
+]  # fmt: skip
+
+
+def _full_error(kind: type[errors.CellwrightError]) -> errors.CellwrightError:
+    """Return an error whose every field has another value than its default."""
+    result = SandboxResult(
+        status=SandboxStatus.FAILED, reason="exception", execution_id="e", value={"n": 1 << 80}
+    )
+    values = {
+        "gaps": (("landlock", "too old"),), "cell_began": True, "cause": "cancelled", "limit": "calls",
+        "node": "a", "is_final": True, "differs": ("its kernel",), "result": result, "tool": "t",
+        "existing": "u", "times": 3, "result_id": "r", "line": 3, "exited": 1, "output": "o",
+    }  # fmt: skip
+    error = kind.__new__(kind)
+    given = {name: values[name] for name in kind.fields}
+    errors.CellwrightError.__init__(error, "one\ntwo", "do this", **given)
+    return error
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_exception_of_ours_crosses_the_socket_with_its_fields(
+    kind: type[errors.CellwrightError],
+) -> None:
+    error = _full_error(kind)
+    back = error_of(decode(encode(failure_of(error)), Failure))
+    assert (type(back), str(back), back.hint) == (kind, str(error), "do this")
     assert vars(back) == vars(error)
+    bare = error_of(Failure(kind.__name__, "x"))
+    assert all(hasattr(bare, name) for name in kind.fields)
+
+
+def test_an_exception_of_another_module_arrives_as_the_class_that_it_extends() -> None:
+    back = error_of(failure_of(RunPaused("send waits", tool="send")))
+    assert (type(back), vars(back)["tool"]) == (errors.ApprovalRequired, "send")
+
+
+def test_a_field_that_a_class_does_not_declare_is_refused_at_home_and_dropped_from_a_frame() -> (
+    None
+):
+    with pytest.raises(TypeError, match="PolicyError has no field limit"):
+        PolicyError("x", limit="calls")
+    unknown = Failure("QuotaExceeded", "x", "", (("limit", 7), ("other", "y")))
+    assert error_of(unknown).fields == {"limit"}
+    assert getattr(error_of(unknown), "limit", None) == ""
 
 
 def test_a_message_is_no_longer_than_what_it_is_about(connected: Sandbox) -> None:
@@ -262,34 +298,6 @@ def test_a_bug_of_ours_is_told_as_one_and_to_stderr(capsys: pytest.CaptureFixtur
 
 
 # sessions
-
-
-def test_a_session_has_all_that_a_session_has(connected: Sandbox) -> None:
-    with connected.session() as session:
-        session.execute("x = 20")
-        assert session.execute("x + 1").value == 21
-        assert session.execute("x").session_id == session.id
-        session.upload("d/f", "data")
-        assert [(file.path, file.size_bytes) for file in session.files()] == [("d/f", 4)]
-        assert session.download("d/f") == b"data"
-        with pytest.raises(WorkspaceError, match="cannot read 'none'"):
-            session.download("none")
-        archive = session.snapshot()
-        late = session.execute("while True: x += 1", timeout=0.2)
-        assert (late.status, late.session_lost) == (SandboxStatus.TIMEOUT, False)
-        session.execute("import os; y = os.urandom(8).hex()")
-        session.execute("print(y)")
-        with session.fork() as branch:
-            assert branch.id != session.id
-            assert branch.diverged  # random numbers differ
-            assert branch.execute("x >= 20").value
-    assert session.lost == "it was closed"
-    session.close()
-    with pytest.raises(SessionLost, match="it was closed"):
-        session.execute("1")
-    with connected.session() as other:
-        other.restore(archive)
-        assert other.download("d/f") == b"data"
 
 
 def test_a_session_is_found_again_by_another_process(daemon: Daemon) -> None:
@@ -350,12 +358,6 @@ def test_a_session_that_is_in_the_way_is_ended_and_told_why(tmp_path: Path) -> N
         with pytest.raises(SessionLost, match="another one was opened"):
             first.execute("1")
         assert second.execute("2").value == 2
-
-
-def test_an_idle_session_is_ended_and_told_why(tmp_path: Path) -> None:
-    with serving(tmp_path / "s", idle=0.05) as daemon, daemon.sandbox() as sandbox:
-        session = sandbox.session()
-        assert soon(lambda: session.lost == "it was idle for too long (idle_seconds)")
 
 
 def test_a_forked_process_does_not_use_its_parents_connections(connected: Sandbox) -> None:

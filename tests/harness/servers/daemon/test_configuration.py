@@ -16,8 +16,8 @@ from cellwright.harness.servers.daemon.configuration import (
     tenant_rules,
 )
 from cellwright.harness.servers.daemon.lifecycle import check_start, plan_of
-from cellwright.harness.servers.daemon.limits import ServeLimits
-from cellwright.policies.toml_file import MOST_BYTES
+from cellwright.harness.servers.daemon.quotas import ServeLimits
+from cellwright.policies.profiles.loading import MOST_BYTES
 from cellwright.runner.settings import SessionSettings
 from tests.conftest import ROOT
 
@@ -30,6 +30,7 @@ policies = ["strict", "mine.toml"]
 optional = ["landlock"]
 pool = 3
 metrics = "127.0.0.1:9464"
+health = "127.0.0.1:8086"
 request_log = "-"
 audit = "trail.jsonl"
 drain_seconds = 30
@@ -188,6 +189,8 @@ def test_a_file_is_checked_without_serving(tmp_path: Path) -> None:
     [
         ('metrics = "192.0.2.1:9464"', "cannot listen at 192.0.2.1:9464"),
         ('metrics = "nowhere/metrics.sock"', "is no directory"),
+        ('health = "192.0.2.1:8086"', "--health: cannot listen at 192.0.2.1:8086"),
+        ('health = "nowhere:8086"', "--health: must be ADDRESS:PORT"),
         ('python = "2.7"', "2.7"),
         ('find_links = "nowhere"', "find_links: must be a directory"),
     ],
@@ -203,6 +206,7 @@ def test_a_check_finds_what_would_end_the_daemon_at_its_start(
     ("line", "package", "extra"),
     [
         ('metrics = "127.0.0.1:0"', "prometheus_client", "metrics"),
+        ('health = "127.0.0.1:0"', "uvicorn", "web"),
         ("opentelemetry = true", "opentelemetry", "otlp"),
     ],
 )
@@ -213,7 +217,9 @@ def test_a_check_finds_an_extra_that_is_missing(
     check_start(configuration)
     for name in [each for each in sys.modules if each.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "cellwright.harness.servers.operations.prometheus", None)
+    monkeypatch.setitem(sys.modules, "cellwright.harness.servers.prometheus", None)
+    for name in ("http_server", "http_access", "operators_endpoint"):
+        monkeypatch.delitem(sys.modules, f"cellwright.harness.servers.{name}", raising=False)
     with pytest.raises(PolicyError, match="is not installed") as refused:
         check_start(configuration)
     assert f"[{extra}]" in refused.value.hint
@@ -225,6 +231,35 @@ def test_other_options_are_refused_beside_a_file(tmp_path: Path) -> None:
     assert (done.returncode, "--pool: cannot be combined" in done.stderr) == (2, True)
     done = cellwright("--check")
     assert (done.returncode, "requires --config" in done.stderr) == (2, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="user units restrict no addresses")
+@pytest.mark.parametrize(
+    ("text", "only_local"),
+    [
+        ("", True),
+        ('metrics = "127.0.0.1:9464"\nhealth = "[::1]:8086"', True),
+        ('metrics = "./m"\nhealth = "./h"', True),
+        ('health = "0.0.0.0:8086"', False),
+        ('metrics = "[::]:9464"', False),
+        ("opentelemetry = true", False),
+        ('policies = ["net.toml"]', False),
+        ('policies = ["wheels.toml"]', False),
+        ('policies = ["wheels.toml"]\nno_index = true', True),
+    ],
+)
+def test_a_system_unit_allows_the_hosts_that_the_file_needs(
+    tmp_path: Path, text: str, only_local: bool
+) -> None:
+    (tmp_path / "net.toml").write_text(
+        'name = "net"\n[[network.allow]]\nhost = "files.example.org"\n'
+    )
+    (tmp_path / "wheels.toml").write_text('name = "wheels"\n[packages]\nallow = ["numpy"]\n')
+    done = cellwright("--config", str(written(tmp_path, text)), "--units", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    service = (tmp_path / "cellwright.service").read_text()
+    assert ("IPAddressDeny=any\n" in service) == only_local
+    assert "@" not in service
 
 
 def test_units_of_a_file_reload_it_and_let_its_group_connect(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, ClosedError, LaunchError, Sandbox, SandboxStatus
-from cellwright.harness.cli.doctor import _daemon
+from cellwright.harness.cli.helping.doctor import _daemon
 from cellwright.harness.sandbox.remote import address
-from cellwright.harness.servers.daemon import units
-from cellwright.runner.cgroups import delegation
+from cellwright.harness.servers.daemon import lifecycle
+from cellwright.harness.servers.daemon.configuration import DaemonConfiguration
+from cellwright.runner.cgroups import systemd
 from tests.conftest import OPTIONAL, ROOT, soon
 from tests.harness.servers.daemon.daemons import Daemon, serving
 from tests.runner.test_leftovers import cgroups_of, descendants, wait_until_ended
@@ -319,7 +320,7 @@ def test_a_notice_goes_to_an_abstract_socket_too() -> None:
 def test_units_are_written(tmp_path: Path) -> None:
     made = tmp_path / "new" / "units"
     done = cellwright("serve", "--units", str(made))
-    assert done.stdout.split() == [f"{made}/{name}" for name in units.NAMES]
+    assert done.stdout.split() == [f"{made}/{name}" for name in lifecycle.NAMES]
     for command in (
         "daemon-reload",
         "enable --now cellwright.socket",
@@ -364,7 +365,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    written = units.write_units(tmp_path)
+    written = lifecycle.write_units(tmp_path, (), lifecycle.plan_of(DaemonConfiguration()))
     monkeypatch.undo()
     mode = "--system" if user == 0 else "--user"
     done = subprocess.run(
@@ -387,8 +388,8 @@ def test_a_delegated_cgroup_is_divided_among_daemon_and_cells(
     (service / "cgroup.subtree_control").touch()
     (service / "daemon").mkdir()
     (service / "daemon" / "cgroup.procs").touch()
-    monkeypatch.setattr(delegation, "_service", lambda mount: service)
-    assert delegation.take_delegation(tmp_path) == str(service)
+    monkeypatch.setattr(systemd, "_service", lambda mount: service)
+    assert systemd.take_delegation(tmp_path) == str(service)
     assert (service / "daemon" / "cgroup.procs").read_text() == "7"
     assert (service / "cgroup.subtree_control").read_text() == "+memory +cpu +pids"
 
@@ -396,7 +397,7 @@ def test_a_delegated_cgroup_is_divided_among_daemon_and_cells(
 def test_a_cgroup_that_cannot_be_used_is_not_delegated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delegation, "_service", lambda mount: tmp_path / "gone")
-    assert delegation.take_delegation(tmp_path) is None
-    monkeypatch.setattr(delegation, "_service", lambda mount: None)
-    assert delegation.take_delegation(tmp_path) is None
+    monkeypatch.setattr(systemd, "_service", lambda mount: tmp_path / "gone")
+    assert systemd.take_delegation(tmp_path) is None
+    monkeypatch.setattr(systemd, "_service", lambda mount: None)
+    assert systemd.take_delegation(tmp_path) is None

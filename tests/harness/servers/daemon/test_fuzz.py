@@ -10,7 +10,7 @@ import pytest
 
 from cellwright import PolicyError
 from cellwright.harness.sandbox.remote import frames
-from cellwright.harness.sandbox.remote.arguments import given_of, weight_of
+from cellwright.harness.sandbox.remote.call_frames import given_of, weight_of
 from cellwright.harness.sandbox.remote.frames import VERSION, ClientRequest, Hello, Reply
 from cellwright.runner import channel
 from cellwright.runner.messages import decode, encode
@@ -56,7 +56,7 @@ def test_the_mutations_reach_every_field() -> None:
 def test_a_daemon_survives_six_thousand_of_them_and_grows_by_nothing(tmp_path: Path) -> None:
     with serving(tmp_path / "s", sessions=2) as daemon:
         assert daemon.is_well()
-        fuzz(daemon, random.Random(1), 300)  # what is made once is made now
+        fuzz(daemon, random.Random(1), 300)  # makes the objects that are made only once
         settle(daemon)
         before = kinds(daemon)
         descriptors, memory = daemon.descriptors(), daemon.resident_mib()

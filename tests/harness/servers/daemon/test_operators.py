@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import CellwrightError, LaunchError, QuotaExceeded
+from cellwright import CellwrightError, LaunchError
+from cellwright.errors import QuotaExceeded
 from tests.conftest import ROOT, soon
 from tests.harness.servers.daemon.configured import ConfiguredDaemon, configured
 from tests.harness.servers.daemon.daemons import RawClient

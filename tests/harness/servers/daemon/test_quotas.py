@@ -5,17 +5,11 @@ import threading
 
 import pytest
 
-from cellwright import QuotaExceeded
+from cellwright.errors import QuotaExceeded
+from cellwright.harness.servers.client_quota import OwnedTable
 from cellwright.harness.servers.daemon.quotas import QuotaSettings, TenantQuota
 from cellwright.runner.concurrency import NEVER
-from tests.conftest import soon
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.conftest import Clock, soon
 
 
 def refusal(quota: TenantQuota) -> QuotaExceeded:
@@ -78,21 +72,24 @@ def test_cpu_time_comes_back_with_time() -> None:
 
 def test_so_many_sessions_and_those_that_are_being_opened_count() -> None:
     quota = TenantQuota("ci", QuotaSettings(sessions=2))
+    table: OwnedTable[str, str] = OwnedTable(quota, lambda each: each == "lost")
+    with table.room(None) as put:
+        put("first", "open")
     with (
-        quota.room_for_session(lambda: 1),
+        table.room(None),
         pytest.raises(QuotaExceeded, match="at most 2 sessions") as caught,
-        quota.room_for_session(lambda: 1),
+        table.room(None),
     ):
         pass
     assert caught.value.limit == "sessions"
-    with quota.room_for_session(lambda: 1):
+    with table.room(None):
         pass
 
 
 def test_without_quotas_nothing_is_refused() -> None:
     quota = TenantQuota("ci", QuotaSettings())
     quota.spend(1e9)
-    with quota.turn(NEVER), quota.turn(NEVER), quota.room_for_session(lambda: 10**6):
+    with quota.turn(NEVER), quota.turn(NEVER), OwnedTable(quota, bool).room(None, 10**6):
         assert quota.cpu_seconds_left() is None
 
 

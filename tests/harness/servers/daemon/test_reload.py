@@ -170,7 +170,7 @@ def test_a_storm_of_signals_ends_in_the_last_file(daemon: ConfiguredDaemon) -> N
         daemon.reload_as_it_is()
         assert soon(lambda: sandbox.execute("while True: pass").reason == "wall_time")
         assert daemon.process.poll() is None
-        assert soon(lambda: launchers(daemon) == 2)  # those of both policies
+        assert soon(lambda: launchers(daemon) == 2)  # launchers of both policies
 
 
 def launchers(daemon: ConfiguredDaemon) -> int:

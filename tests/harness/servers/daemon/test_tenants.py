@@ -22,10 +22,10 @@ from cellwright.harness.servers.daemon.configuration import (
     TenantRules,
     TenantTable,
 )
-from cellwright.harness.servers.daemon.peers import Peer
-from cellwright.harness.servers.daemon.status import ReloadState, status_for
+from cellwright.harness.servers.daemon.daemon_server import ReloadState, status_for
+from cellwright.harness.servers.daemon.quotas import Peer
 from cellwright.harness.servers.daemon.tenants import TenantPlan, Tenants
-from cellwright.harness.servers.operations.measurements import Measurements
+from cellwright.harness.servers.measurements import Measurements
 from cellwright.policies.errors import QuotaExceeded
 from cellwright.policies.policy import Policy
 from tests.harness.servers.daemon.configured import ConfiguredDaemon, configured
@@ -308,7 +308,7 @@ def test_a_reload_that_the_end_overtakes_leaves_no_cells() -> None:
 
     def make(*_: object) -> Any:
         made.append(Sandbox())
-        if len(made) == 2:  # that of the reload
+        if len(made) == 2:  # the sandbox of the reload
             tenants.close()
         return made[-1]
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cellwright import QuotaExceeded, Sandbox
+from cellwright import Sandbox
+from cellwright.errors import QuotaExceeded
 from tests.conftest import soon
 from tests.harness.servers.daemon.configured import configured
 

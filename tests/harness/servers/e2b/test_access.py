@@ -4,78 +4,13 @@ import json
 import re
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from tests.harness.servers.e2b.e2b_server import KEY, E2bServer, serving
+from tests.harness.servers.e2b.e2b_server import KEY, Client, E2bServer, serving
 
 pytestmark = pytest.mark.needs("cgroup")
 _ANNA, _BOB = "a" * 40, "b" * 40
-
-
-class Client:
-    """Sends requests as any program could."""
-
-    def __init__(self, url: str, key: str = KEY) -> None:
-        self._url, self._key = url, key
-
-    def ask(
-        self, method: str, path: str, body: object = None, data: bytes | None = None,
-        **headers: str,
-    ) -> tuple[int, Any]:  # fmt: skip
-        if body is not None:
-            data = json.dumps(body).encode()
-        given = {"X-API-Key": self._key, "Content-Type": "application/json"}
-        given |= {name.replace("_", "-"): value for name, value in headers.items()}
-        request = urllib.request.Request(f"{self._url}{path}", data, given, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, _decoded(answer.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _decoded(error.read())
-
-    def make(self, **request: object) -> dict[str, str]:
-        status, made = self.ask("POST", "/v2/sandboxes", {"templateID": "base", **request})
-        assert status == 201, made
-        return dict(made)
-
-    def reach(
-        self,
-        made: dict[str, str],
-        method: str,
-        path: str,
-        port: int = 49983,
-        token: str = "",
-        **given: Any,
-    ) -> tuple[int, Any]:
-        return self.ask(
-            method, path, E2b_Sandbox_Id=made["sandboxID"], E2b_Sandbox_Port=str(port),
-            X_Access_Token=token or made["envdAccessToken"], **given,
-        )  # fmt: skip
-
-
-def _decoded(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return body.decode(errors="replace")
-
-
-@pytest.fixture(scope="module")
-def client(e2b: E2bServer) -> Client:
-    return Client(e2b.url)
-
-
-@pytest.fixture(scope="module")
-def made(client: Client) -> Iterator[dict[str, str]]:
-    made = client.make()
-    yield made
-    client.ask("DELETE", f"/sandboxes/{made['sandboxID']}")
 
 
 def test_the_printed_key_has_the_form_that_clients_check(monkeypatch: pytest.MonkeyPatch) -> None:

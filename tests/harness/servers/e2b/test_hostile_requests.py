@@ -9,7 +9,6 @@ import os
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,16 @@ import pytest
 from starlette.responses import StreamingResponse
 
 from cellwright import NetworkRule, Policy, PolicyError, Sandbox
-from cellwright.harness.servers.e2b import relay
-from cellwright.harness.servers.e2b.messages import E2bNetwork
-from cellwright.harness.servers.e2b.network import change
+from cellwright.harness.servers.e2b import ports
+from cellwright.harness.servers.e2b.control_messages import E2bNetwork, change
 from cellwright.policies.policy import Network
-from tests.harness.servers.e2b.e2b_server import E2bServer
-from tests.harness.servers.e2b.test_access import Client
+from tests.harness.servers.e2b.e2b_server import Client, E2bServer
 
 pytestmark = pytest.mark.needs("cgroup")
 _FORM = (
     b'--x\r\nContent-Disposition: form-data; name="file"; filename="one"\r\n\r\n1\r\n'
     b'--x\r\nContent-Disposition: form-data; name="file"; filename="two"\r\n\r\n2\r\n--x--\r\n'
 )
-
-
-@pytest.fixture(scope="module")
-def client(e2b: E2bServer) -> Client:
-    return Client(e2b.url)
-
-
-@pytest.fixture(scope="module")
-def made(client: Client) -> Iterator[dict[str, str]]:
-    made = client.make()
-    yield made
-    client.ask("DELETE", f"/sandboxes/{made['sandboxID']}")
 
 
 def _signed(made: dict[str, str], operation: str, **changed: str) -> str:
@@ -208,7 +193,7 @@ def _held(e2b: E2bServer) -> tuple[int, int]:
 def test_an_answer_that_never_begins_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr(relay, "_HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(ports, "_HEADER_SECONDS", 0.5)
     assert anyio.run(_status_of_dripping, str(tmp_path / "socket"), answer) == 502
 
 
@@ -228,7 +213,7 @@ async def _status_of_dripping(path: str, answer: bytes) -> int:
     async with listener, anyio.create_task_group() as group:
         group.start_soon(listener.serve, drip)
         with anyio.fail_after(20):
-            told = await relay.relayed(path, "GET", "/", {}, b"", {})
+            told = await ports.relayed(path, "GET", "/", {}, b"", {})
             if isinstance(told, StreamingResponse):
                 [_ async for _ in told.body_iterator]
         group.cancel_scope.cancel()

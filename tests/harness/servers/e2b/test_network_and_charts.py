@@ -9,11 +9,11 @@ from e2b_code_interpreter.charts import (
     _deserialize_chart,
 )
 
-from cellwright import Chart, ChartAxis, ChartSeries, NetworkRule, Policy, PolicyError, Sandbox
-from cellwright.harness.servers.e2b.charts import chart_of
-from cellwright.harness.servers.e2b.messages import E2bNetwork
-from cellwright.harness.servers.e2b.network import change, narrowed
+from cellwright import NetworkRule, Policy, PolicyError, Sandbox
+from cellwright.harness.servers.e2b.code_interpreter import chart_of
+from cellwright.harness.servers.e2b.control_messages import E2bNetwork, change, narrowed
 from cellwright.policies.policy import Network
+from cellwright.results import Chart, ChartAxis, ChartSeries
 
 _RULES = (NetworkRule(host="files.example.com"), NetworkRule(host="*.example.org", ports=(80,)))
 _POLICY = Policy(name="web", network=Network(allow=_RULES))

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from cellwright import (
     AuditLog,
+    HostSettings,
     PackageStore,
     PauseSettings,
     Privacy,
@@ -30,9 +31,8 @@ from cellwright import (
 )
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.mcp.approvals import approver
-from cellwright.harness.servers.mcp.server import McpServer
-from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
-from cellwright.harness.servers.services import ServicesByClient
+from cellwright.harness.servers.mcp.mcp_server import McpServer
+from cellwright.harness.servers.services import OwnedSessions, ServicesByClient, SessionLimits
 from cellwright.policies.policy import Packages
 from tests.conftest import OPTIONAL, ROOT, policy_named
 
@@ -98,8 +98,7 @@ def inside(
             pool=0,
             audit=audit or False,
             privacy=privacy,
-            package_store=package_store,
-            pauses=pauses,
+            host=HostSettings(package_store=package_store, pauses=pauses),
         ) as ceiling,
         ToolRegistry() as registry,
         Runs() as runs,

@@ -7,8 +7,8 @@ import pytest
 from mcp import Client
 from mcp.types import TextContent
 
-from cellwright.harness.servers.mcp.answer_sizes import fitted, size_in_answer
-from cellwright.harness.servers.mcp.clients import HTTP_BYTES, PIPE_BYTES
+from cellwright.harness.servers.mcp.answers import fitted, size_in_answer
+from cellwright.harness.servers.mcp.approvals import HTTP_BYTES, PIPE_BYTES
 from tests.harness.servers.mcp.servers import ERAS, Inside, at, call, drive, over_http
 from tests.harness.servers.mcp.test_http import ANN, tokens_in
 
@@ -101,7 +101,7 @@ def test_a_last_word_that_a_guest_forges_is_bounded(server: Inside, part: str) -
 def test_a_value_that_a_guest_forges_is_bounded() -> None:
     """By the policy's `value_bytes`, whatever else its last word had room for."""
     from cellwright.runner.messages import Finished
-    from cellwright.runner.outcome import _value
+    from cellwright.runner.requests.outcome import _value
 
     data = b'"' + b"x" * 100 + b'"'
     assert _value(Finished(data, None, None, None), 102) == "x" * 100

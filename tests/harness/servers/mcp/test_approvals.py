@@ -10,12 +10,12 @@ from mcp.types import InputRequiredResult
 from cellwright.harness.runs.durable_runs import RunPaused
 from cellwright.harness.servers.mcp.approvals import (
     ApprovalQuestion,
+    Owner,
     PausedCalls,
     SingleApproval,
     StoredCall,
     is_yes,
 )
-from cellwright.harness.servers.mcp.clients import Owner
 from cellwright.harness.tools.approval import ApprovalRequest
 from cellwright.policies.errors import ApprovalRequired, BusyError
 from tests.harness.servers.mcp.servers import PAID, Inside, Person, at, call, drive, failing, yes

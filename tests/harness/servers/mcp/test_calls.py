@@ -12,9 +12,9 @@ from mcp import Client, MCPError
 from mcp.types import EmbeddedResource, ImageContent, TextContent
 
 import cellwright
-from cellwright.harness.servers.mcp.instructions import TOOLS
+from cellwright.harness.servers.mcp.mcp_server import TOOLS
 from cellwright.harness.servers.mcp.served_tools import BY_NAME
-from cellwright.harness.servers.plain_values import plain
+from cellwright.harness.servers.served_requests import plain
 from cellwright.harness.text.hidden import is_hidden
 from cellwright.policies.policy import Packages
 from tests.conftest import newer_node
@@ -37,6 +37,30 @@ def test_a_program_runs_and_all_is_told(server: Inside, era: str) -> None:
         assert told["files"] == {"a.txt": 1}
         assert {"wall_seconds", "cpu_seconds", "memory_peak_bytes"} == told["usage"].keys()
         assert len(told["trace_id"]) == 32
+
+    drive(at(server.server, era), body)
+
+
+@pytest.mark.needs("gcc")
+def test_a_compiled_program_reads_its_files_and_input(
+    server: Inside, era: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code = '#include "own.h"\n#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d", ADD(n)); }'
+
+    async def body(client: Client) -> None:
+        (run,) = [each for each in (await client.list_tools()).tools if each.name == "run_code"]
+        assert "c" in run.input_schema["properties"]["language"]["enum"]
+        files = {"own.h": "#define ADD(n) (n + 40)"}
+        told = await call(client, "run_code", code=code, language="c", stdin="2", files=files)
+        assert (told["status"], told["stdout"]) == ("completed", "42")
+        words = await failing(client, "run_code", code=code, language="c")
+        assert "own.h: No such file" in words
+        for session in ("new", "x"):
+            words = await failing(client, "run_code", code=code, language="c", session=session)
+            assert "no sessions in c" in words or session == "x"
+        words = await failing(client, "run_code", code="1", language="cobol")
+        assert "unknown language 'cobol'" in words
 
     drive(at(server.server, era), body)
 

@@ -10,8 +10,8 @@ import anyio
 import httpx2
 import pytest
 
-from cellwright.harness.servers.mcp.conversations import MOST, Conversations
-from cellwright.harness.servers.mcp.stream_events import READER, EventReader
+from cellwright.harness.servers.mcp.call_runner import READER, EventReader
+from cellwright.harness.servers.mcp.mcp_lifecycle import MOST, Conversations
 from cellwright.policies.errors import BusyError
 from tests.conftest import soon
 from tests.harness.servers.mcp.servers import BOUND_SECONDS, Http, over_http
@@ -188,7 +188,7 @@ def test_conversations_of_a_client_are_limited_and_given_back(place: Served) -> 
         begun = []
         async with Talk(place, ANN) as ann, Talk(place, BOB) as bob:
             while await ann.begin() == 200:
-                assert await ann.end(place.http.base + "/elsewhere") == 404  # which ends nothing
+                assert await ann.end(place.http.base + "/elsewhere") == 404  # ends no session
                 begun.append(ann.leave())
             assert len(begun) < MOST
             assert await bob.begin() == 200

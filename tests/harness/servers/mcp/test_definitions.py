@@ -8,8 +8,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from cellwright.harness.servers.mcp.arguments import schema_of
-from cellwright.harness.servers.mcp.instructions import TOOLS
+from cellwright.harness.servers.mcp.catalogue_tools import schema_of
+from cellwright.harness.servers.mcp.mcp_server import TOOLS
 from cellwright.harness.servers.mcp.served_tools import SERVED_TOOLS, served_tools
 from tests.conftest import ROOT
 
@@ -33,7 +33,7 @@ def test_what_finds_and_runs_is_small() -> None:
     """500 tokens of o200k_base on the day that this was written; a byte more has to be weighed."""
     sizes = [len(json.dumps(tool, separators=(",", ":"))) for tool in wire()]
     assert sum(sizes[:3]) <= 2450
-    assert sum(sizes) <= 5750
+    assert sum(sizes) <= 5800
     assert len(TOOLS) <= 650
 
 

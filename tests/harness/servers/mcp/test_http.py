@@ -16,8 +16,8 @@ import pytest
 from mcp import Client
 from mcp_types.version import LATEST_MODERN_VERSION
 
-from cellwright.harness.cli.mcp import _place_of
-from cellwright.harness.servers.tokens import MCP_VARIABLE, Tokens, tokens_of
+from cellwright.harness.cli.serving.mcp import _place_of
+from cellwright.harness.servers.client_quota import MCP_VARIABLE, Tokens, tokens_of
 from cellwright.policies.errors import PolicyError
 from cellwright.runner.audit.verification import read
 from tests.conftest import soon
@@ -293,7 +293,7 @@ async def shaken(client: httpx2.AsyncClient, url: str) -> str:
 @userns
 def test_a_conversation_is_of_the_token_that_began_it(place: Served) -> None:
     async def main() -> None:
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(timeout=60) as client:
             client.headers["Authorization"] = BEARER
             id = await shaken(client, place.http.url)
             for method in ("POST", "GET", "DELETE"):
@@ -368,7 +368,7 @@ def test_a_connection_that_breaks_ends_what_it_asked_for(place: Served) -> None:
     asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
 
     async def main() -> None:
-        async with httpx2.AsyncClient(headers={"Authorization": BEARER}) as client:
+        async with httpx2.AsyncClient(headers={"Authorization": BEARER}, timeout=60) as client:
             id = await shaken(client, place.http.url)
             headers = {"Mcp-Session-Id": id, "Accept": "application/json, text/event-stream"}
             ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}

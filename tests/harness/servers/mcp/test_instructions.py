@@ -1,38 +1,34 @@
 """Instructions and hints for a model: limits, and nothing that only a person at a command line can do."""
 
-import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from cellwright.harness.servers.mcp.instructions import (
-    instructions_of,
-    usable_languages,
-)
-from cellwright.harness.text.model_hints import advice, for_model
-from cellwright.policies import hints
-from cellwright.policies.hints import missing_module
+from cellwright import Sandbox
+from cellwright.harness.servers.mcp.mcp_server import instructions_of
+from cellwright.harness.servers.mcp.served_tools import served_tools
+from cellwright.harness.text.hidden import advice, for_model
+from cellwright.policies.advice import hints
+from cellwright.policies.advice.hints import missing_module
+from cellwright.policies.languages import SPOKEN
+from cellwright.policies.languages.table import language_table
 from cellwright.policies.policy import Packages, Policy
+from cellwright.runner.host.interpreters import HostLanguage
+from tests.conftest import policy_named
 
 PLAIN = Policy(name="plain")
 ALLOWING = replace(PLAIN, packages=Packages(allow=("pandas",)))
 
 
 def texts() -> list[str]:
-    """Return every text in the source of the hints, with a word for each value."""
-    found = []
-    for node in ast.walk(ast.parse(Path(hints.__file__).read_text())):
-        if isinstance(node, ast.JoinedStr):
-            parts = [
-                str(each.value) if isinstance(each, ast.Constant) else "pandas"
-                for each in node.values
-            ]
-            found.append("".join(parts))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value)
-    return found
+    """Return every text of the hints, with a word for each value."""
+    data = tomllib.loads(Path(hints.__file__).with_suffix(".toml").read_text())
+    entries = [each["hint"] for each in (*data["error"], *data["command"]) if "hint" in each]
+    found = [*data["texts"].values(), *data["network"].values(), *entries]
+    return [each.format("pandas", package="pandas") for each in found]
 
 
 def test_the_hints_for_people_name_options() -> None:
@@ -64,14 +60,24 @@ def test_a_missing_package_is_asked_for_where_the_policy_allows_it() -> None:
 
 
 def test_limits_packages_and_languages_are_told() -> None:
-    told = instructions_of(ALLOWING, ("python", "bash"), has_skills=False)
+    bash = HostLanguage("bash", "Bash", "sessions", "bash", "")
+    told = instructions_of(ALLOWING, (bash,), has_skills=False)
     assert "30 s, 256 MiB of memory and 64 MiB of files" in told
-    assert "Languages: python, bash (bash with builtins only)" in told
-    assert told.endswith("and with packages pandas.")
+    assert told.endswith("and with packages pandas; bash have builtins only.")
     assert "load_skill" not in told
 
 
-def test_only_languages_of_the_host_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    assert usable_languages("/usr/bin/python3") == ("python",)
-    assert "typescript" in usable_languages(None)
+def test_only_languages_of_the_host_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "shutil.which", lambda name, **_: (name == "perl" and f"/usr/bin/{name}") or None
+    )
+    with Sandbox(policy=policy_named("strict"), pool=0) as sandbox:
+        found = sandbox.languages()
+    assert {each.name for each in found} == {*SPOKEN, *language_table().names()}
+    assert all(each.missing for each in found if each.name not in ("python", "perl"))
+    run = next(
+        each for each in served_tools(open_world=False, languages=found) if each.name == "run_code"
+    )
+    told = run.input_schema["properties"]["language"]
+    assert told["enum"] == ["python", "perl"]
+    assert told["description"] == "only those up to python have sessions"

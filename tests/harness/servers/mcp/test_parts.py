@@ -12,15 +12,14 @@ import pytest
 from mcp import MCPError
 
 from cellwright import Sandbox, Session
-from cellwright.harness.servers.client_quota import ClientQuota
+from cellwright.harness.servers.client_quota import CLIENT, GONE, ClientQuota
 from cellwright.harness.servers.http_access import body_length
-from cellwright.harness.servers.mcp import request_threads as work
-from cellwright.harness.servers.mcp.clients import PIPE, Owner, owner_of
-from cellwright.harness.servers.mcp.request_threads import RequestControl, RequestThreads
-from cellwright.harness.servers.mcp.server import BUSY, McpServer
-from cellwright.harness.servers.mcp.stdio import LINE_BYTES
-from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
-from cellwright.harness.servers.tokens import CLIENT, GONE
+from cellwright.harness.servers.mcp import call_runner as work
+from cellwright.harness.servers.mcp.approvals import PIPE, Owner, owner_of
+from cellwright.harness.servers.mcp.call_runner import RequestControl, RequestThreads
+from cellwright.harness.servers.mcp.mcp_lifecycle import LINE_BYTES
+from cellwright.harness.servers.mcp.mcp_server import BUSY, McpServer
+from cellwright.harness.servers.services import OwnedSessions, SessionLimits
 from cellwright.policies.errors import BusyError, SessionLost
 from tests.conftest import ROOT, policy_named, soon
 from tests.harness.servers.mcp.servers import Inside

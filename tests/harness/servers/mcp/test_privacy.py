@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from cellwright import Privacy, SkillManifest, Skills, tool
+from cellwright import Privacy, Skills, tool
 from cellwright.harness.skills.skill import make_skill
+from cellwright.tools import SkillManifest
 from tests.harness.servers.mcp.servers import PAID, at, call, drive, failing, inside, yes
 
 pytestmark = pytest.mark.needs("userns")

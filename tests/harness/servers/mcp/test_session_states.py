@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from cellwright import BusyError, PauseError, PauseSettings, SessionLost
-from cellwright.harness.servers.mcp.clients import Owner
-from cellwright.runner.branching_process import BranchingProcess, CannotBranch
+from cellwright import BusyError, PauseSettings, SessionLost
+from cellwright.errors import PauseError
+from cellwright.harness.servers.mcp.approvals import Owner
+from cellwright.harness.servers.services import OwnedSessions
+from cellwright.runner.sessions.branches import BranchingProcess, CannotBranch
 from tests.harness.servers.mcp.servers import Inside, at, call, drive, failing, inside, piped
 
 pytestmark = pytest.mark.needs("userns")
@@ -35,6 +37,12 @@ def server(directory: Path) -> Iterator[Inside]:
 
 def states(directory: Path) -> list[Path]:
     return list(directory.iterdir())
+
+
+def counted(sessions: OwnedSessions, *tables: str) -> dict[tuple[int, object], int]:
+    """Return what the quotas of open and of paused sessions count."""
+    quotas = [getattr(sessions, name)._quota for name in tables or ("_open", "_paused")]
+    return {key: count for each in quotas for key, count in each._held.items()}
 
 
 async def opened(client: Client, code: str) -> str:
@@ -124,9 +132,7 @@ def test_branches_count_as_sessions_and_all_or_none_are_made(server: Inside) -> 
     sessions.close(ANN, other.id)
     assert not sessions.get(ANN, made[0].id).lost
     sessions.close_all(ANN.id)
-    assert (
-        sessions._of_owners._held == sessions._of_clients._held == sessions._of_pausers._held == {}
-    )
+    assert counted(sessions) == {}
 
 
 def test_paused_sessions_are_limited_and_end_with_their_conversation(
@@ -147,7 +153,7 @@ def test_paused_sessions_are_limited_and_end_with_their_conversation(
     sessions.close_all(ANN.id)
     assert states(directory) == []
     assert sessions.listed(ANN) == []
-    assert sessions._of_owners._held == sessions._of_pausers._held == {}
+    assert counted(sessions) == {}
 
 
 def test_to_another_owner_neither_exists(server: Inside, directory: Path) -> None:
@@ -190,7 +196,7 @@ def test_one_of_many_uses_at_once_resumes_it(server: Inside) -> None:
     assert len(set(seen)) == 1
     assert sessions.get(ANN, session.id).execute("x").value == 1
     sessions.close_all(ANN.id)
-    assert sessions._of_owners._held == sessions._of_pausers._held == {}
+    assert counted(sessions) == {}
 
 
 def test_a_session_that_cannot_be_resumed_now_stays_paused(
@@ -208,7 +214,7 @@ def test_a_session_that_cannot_be_resumed_now_stays_paused(
         failing.setattr(BranchingProcess, "restore", fail)
         with pytest.raises(PauseError, match="ended"):
             sessions.get(ANN, session.id)
-    assert sessions._of_owners._held == {}
+    assert counted(sessions, "_open") == {}
     assert sessions.get(ANN, session.id).execute("x").value == 1
     sessions.close(ANN, session.id)
     assert states(directory) == []

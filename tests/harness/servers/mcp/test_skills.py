@@ -8,10 +8,11 @@ import pytest
 from mcp import Client, MCPError
 from mcp.types import CallToolResult
 
-from cellwright import SkillManifest, Skills
+from cellwright import Skills
 from cellwright.harness.cli.commands import parser_of
 from cellwright.harness.cli.options import skills_of
 from cellwright.harness.skills.skill import make_skill
+from cellwright.tools import SkillManifest
 from tests.harness.servers.mcp.servers import Inside, drive, inside
 
 pytestmark = pytest.mark.needs("cgroup")
@@ -157,6 +158,6 @@ def test_a_client_saves_what_a_session_did_and_a_person_trusts_it(
 
 def services_skills(server: Inside) -> Skills:
     """Return the skills that a server was started with."""
-    skills = server.services._skills
+    skills = server.services.skills
     assert skills
     return skills

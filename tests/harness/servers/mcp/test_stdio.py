@@ -15,7 +15,7 @@ import psutil
 import pytest
 from mcp import Client
 
-from cellwright.harness.servers.mcp.stdio import LineReader, LineWriter
+from cellwright.harness.servers.mcp.mcp_lifecycle import LineReader, LineWriter
 from cellwright.runner.audit.verification import read
 from tests.conftest import ROOT, soon
 from tests.harness.servers.mcp.servers import (

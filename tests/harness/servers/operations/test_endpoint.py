@@ -1,9 +1,11 @@
 """The HTTP endpoint of operators: what slow, idle and hostile clients get, and that others go on."""
 
+import asyncio
 import contextlib
 import os
 import socket
 import stat
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -12,13 +14,39 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError
-from cellwright.harness.servers.operations import endpoint
-from cellwright.harness.servers.operations.endpoint import OperatorsEndpoint, serving_pages
-from cellwright.harness.servers.operations.measurements import Measurements
-from cellwright.harness.servers.operations.pages import OperatorsPage, OperatorsPages
+from cellwright.harness.servers.http_server import HttpConnection
+from cellwright.harness.servers.measurements import Measurements
+from cellwright.harness.servers.operators_endpoint import (
+    OperatorsConnection,
+    OperatorsEndpoint,
+    serving_pages,
+)
+from cellwright.harness.servers.request_log import OperatorsPage, OperatorsPages
 from tests.conftest import soon
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CLOSING = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+OPEN: set[HttpConnection] = set()  # the connections of the last server
+
+
+def waiting(seconds: float) -> type[HttpConnection]:
+    """Return connections that are closed after so long."""
+    OPEN.clear()
+
+    class Connection(OperatorsConnection):
+        wait_seconds = seconds
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            OPEN.add(self)
+            super().connection_made(transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            OPEN.discard(self)
+            super().connection_lost(exc)
+
+    return Connection
 
 
 class Place:
@@ -47,7 +75,7 @@ def _all_of(sock: socket.socket) -> bytes:
 @pytest.fixture
 def place() -> Iterator[Place]:
     listener = socket.create_server(("127.0.0.1", 0))
-    served = OperatorsEndpoint(listener, OperatorsPages(Measurements()), wait_seconds=0.3)
+    served = OperatorsEndpoint(listener, OperatorsPages(Measurements()), waiting(0.3))
     with contextlib.closing(served):
         yield Place(listener, served)
 
@@ -62,29 +90,32 @@ def test_a_scrape_by_an_ordinary_client(place: Place) -> None:
 
 
 def test_head_has_the_length_and_no_body(place: Place) -> None:
-    told = place.say(GET.replace(b"GET", b"HEAD"))
+    told = place.say(CLOSING.replace(b"GET", b"HEAD"))
     assert told.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert b"Content-Length: 3\r\n" in told
+    assert b"content-length: 3\r\n" in told
     assert told.endswith(b"\r\n\r\n")
 
 
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
-        (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+        (b"POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"405"),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", b"400"),
         (b"GET /metrics HTTP/2\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", b"400"),
         (b"GET http://x/metrics HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET http://x/metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404"),
         (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"403"),
-        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nhost: evil.example\r\n\r\n", b"403"),
-        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nhost: evil.example\r\n\r\n", b"400"),
+        (b"GET /" + b"x" * 90_000, b"400"),
     ],
 )
 def test_what_is_no_request_for_a_page_is_refused(
-    place: Place, request_: bytes, status: bytes
+    place: Place, request_: bytes, status: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert place.say(request_).split(b" ")[1] == status
-    assert b"200 OK" in place.say(GET)
+    assert capfd.readouterr().err == ""  # clients cannot fill the log
+    assert b"200 OK" in place.say(CLOSING)
 
 
 def test_half_a_request_ends_after_the_deadline(place: Place) -> None:
@@ -109,13 +140,13 @@ def test_bytes_that_trickle_win_no_time(place: Place) -> None:
 
 def test_idle_connections_keep_nobody_out() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    served = OperatorsEndpoint(listener, OperatorsPages(Measurements()), wait_seconds=60)
+    served = OperatorsEndpoint(listener, OperatorsPages(Measurements()), waiting(60))
     with contextlib.closing(served), contextlib.ExitStack() as idle:
         place = Place(listener, served)
         for _ in range(300):
             idle.enter_context(place.connect()).sendall(b"GET")
-        assert b"200 OK" in place.say(GET)
-        assert soon(lambda: len(served._waiting) <= endpoint.MOST_CONNECTIONS)
+        assert place.say(CLOSING).startswith(b"HTTP/1.1 200 OK")
+        assert soon(lambda: len(OPEN) <= OperatorsConnection.most)
 
 
 def test_a_client_that_does_not_read_is_cut_off() -> None:
@@ -124,24 +155,24 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
             return OperatorsPage(200, "text/plain", b"x" * 50_000_000)
 
     listener = socket.create_server(("127.0.0.1", 0))
-    served = OperatorsEndpoint(listener, Long(Measurements()), wait_seconds=0.3)
+    served = OperatorsEndpoint(listener, Long(Measurements()), waiting(0.3))
     with contextlib.closing(served):
         place = Place(listener, served)
         with place.connect() as sock:
             sock.sendall(GET)
-            assert soon(lambda: len(served._waiting) == 1)
-            assert soon(lambda: not served._waiting)
+            assert soon(lambda: len(OPEN) == 1)
+            assert soon(lambda: not OPEN)
 
 
 def test_the_end_waits_for_no_client() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    served = OperatorsEndpoint(listener, OperatorsPages(Measurements()), wait_seconds=1000)
+    served = OperatorsEndpoint(listener, OperatorsPages(Measurements()), waiting(1000))
     with Place(listener, served).connect() as sock:
         sock.sendall(b"GET")
-        assert soon(lambda: len(served._waiting) == 1)
+        assert soon(lambda: len(OPEN) == 1)
         served.close()
         served.close()
-        assert not served._thread.is_alive()
+        assert not [each for each in threading.enumerate() if each.name == "cellwright-pages"]
         assert _all_of(sock) == b""
 
 
@@ -155,7 +186,7 @@ def test_a_unix_socket_is_of_this_user_alone_and_goes_at_the_end(tmp_path: Path)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
             sock.connect(os.fspath(place))
-            sock.sendall(GET.replace(b"localhost", b"any"))
+            sock.sendall(CLOSING.replace(b"localhost", b"any"))
             assert b"200 OK" in _all_of(sock)
         with pytest.raises(PolicyError, match="in use"), _serving(place):
             pass

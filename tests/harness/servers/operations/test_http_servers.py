@@ -1,6 +1,5 @@
 """`cellwright web` and `cellwright mcp` with the operators' options."""
 
-import json
 import os
 import socket
 from pathlib import Path
@@ -9,15 +8,12 @@ import anyio
 import httpx2
 import pytest
 
-from cellwright.harness.servers.operations.measurements import Measurements
-from cellwright.harness.servers.operations.requests_middleware import (
-    App,
-    Message,
-    RequestsMiddleware,
-    Scope,
-)
+from cellwright.harness.servers.measurements import Measurements
+from cellwright.harness.servers.request_log import App, Message, RequestsMiddleware, Scope
+from tests.conftest import soon
 from tests.harness.servers.mcp.servers import BOUND_SECONDS, over_http
 from tests.harness.servers.operations.test_measurements import Samples, samples
+from tests.harness.servers.operations.test_request_log import lines
 from tests.harness.servers.web.test_command import started
 
 REQUESTS = "cellwright_requests_total{{kind={},outcome={}}}"
@@ -27,7 +23,9 @@ def scrape(place: Path, path: str = "/metrics") -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(30)
         sock.connect(os.fspath(place))
-        sock.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        sock.sendall(
+            f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+        )
         told = b""
         while piece := sock.recv(65536):
             told += piece
@@ -40,23 +38,19 @@ def read(place: Path) -> Samples:
     return samples(scrape(place))
 
 
-def lines(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.needs("userns")
 def test_the_web_server_counts_and_logs_its_requests(tmp_path: Path) -> None:
     place, log = tmp_path / "m", tmp_path / "log"
     with started("--metrics", str(place), "--request-log", str(log)) as server:
         headers = {"Authorization": f"Bearer {server.token}"}
         url = f"{server.url}/v1/executions"
-        httpx2.post(url, json={"code": "1"})
+        httpx2.post(url, json={"code": "1"}, timeout=60)
         body = {"code": "open('/etc/shadow')"}
         httpx2.post(url, json=body, headers=headers, timeout=BOUND_SECONDS)
         assert scrape(place, "/healthz") == b"ok\n"
         assert scrape(place, "/readyz") == b"ready\n"
+        assert soon(lambda: read(place).get(REQUESTS.format("web POST", 200)) == 1)
         found = read(place)
-    assert found[REQUESTS.format("web POST", 200)] == 1
     assert found[REQUESTS.format("web POST", 401)] == 1
     assert found["cellwright_executions_total{outcome=error,policy=strict}"] == 1
     assert found["cellwright_refusals_total{layer=mount_ns,policy=strict}"] == 1
@@ -72,9 +66,8 @@ def test_the_web_server_counts_and_logs_its_requests(tmp_path: Path) -> None:
 def test_the_mcp_server_counts_and_logs_its_requests(tmp_path: Path) -> None:
     place, log = tmp_path / "m", tmp_path / "log"
     with over_http("--metrics", str(place), "--request-log", str(log)) as server:
-        assert httpx2.post(server.url, json={}).status_code == 401
-        found = read(place)
-    assert found[REQUESTS.format("mcp POST", 401)] == 1
+        assert httpx2.post(server.url, json={}, timeout=60).status_code == 401
+        assert soon(lambda: read(place).get(REQUESTS.format("mcp POST", 401)) == 1)
     assert [each["outcome"] for each in lines(log)] == ["401"]
 
 

@@ -6,15 +6,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cellwright import AuditLog, Sandbox, SandboxStatus, SessionSettings
-from cellwright.harness.servers.operations.measurements import (
+from cellwright.harness.servers.health import Readiness
+from cellwright.harness.servers.measurements import (
     MOST_SERIES,
+    POOL_CELLS,
     REQUESTS,
     Measurements,
     Reading,
+    readings_of,
 )
-from cellwright.harness.servers.operations.pages import OperatorsPages
-from cellwright.harness.servers.operations.prometheus import PrometheusText
-from cellwright.harness.servers.operations.sandbox_gauges import POOL_CELLS, readings_of
+from cellwright.harness.servers.prometheus import PrometheusText
+from cellwright.harness.servers.request_log import OperatorsPages
 from tests.conftest import policy_named, soon
 from tests.network import NAME, count_bytes, policy, resolving, serving, tcp
 
@@ -109,7 +111,7 @@ def test_calls_of_tools_connections_and_refused_programs_are_counted(
 
 def test_a_session_counts_neither_as_hit_nor_as_miss(scraped: Samples) -> None:
     leases = {name: each for name, each in scraped.items() if "pool_leases" in name}
-    assert sum(leases.values()) == 5  # of the calls that are not the session's
+    assert sum(leases.values()) == 5  # leases of calls outside the session
 
 
 def test_the_gauges_of_calls_and_of_frozen_sessions_move() -> None:
@@ -191,7 +193,8 @@ def test_sandboxes_are_forgotten_when_there_are_many() -> None:
 def test_the_pages_say_what_the_server_says() -> None:
     reasons = [""]
     well = [True]
-    pages = OperatorsPages(Measurements(), lambda: reasons[0], lambda: well[0])
+    readiness = Readiness(not_ready=lambda: reasons[0])
+    pages = OperatorsPages(Measurements(), readiness, lambda: well[0])
     assert pages.answer("/healthz")[::2] == (200, b"ok\n")
     assert pages.answer("/readyz")[::2] == (200, b"ready\n")
     reasons[0], well[0] = "draining", False

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cellwright import PolicyError
-from cellwright.harness.servers.operations.request_log import RequestLog
+from cellwright.harness.servers.request_log import RequestLog
 
 
 def lines(path: Path) -> list[dict[str, object]]:

@@ -11,8 +11,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from cellwright import Sandbox
-from cellwright.harness.servers.operations.measurements import Measurements
-from cellwright.harness.servers.operations.observation import OperatorSettings, observing
+from cellwright.harness.servers.measurements import Measurements
+from cellwright.harness.servers.request_log import OperatorSettings, observing
 from tests.conftest import policy_named
 
 SETTINGS = OperatorSettings(opentelemetry=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cellwright.harness.servers.web.pages import page
+from cellwright.harness.servers.web.web_app import page
 from tests.harness.servers.web.test_load import sent
 from tests.harness.servers.web.web_servers import ANN, EVE, Web, web_server
 

@@ -47,16 +47,19 @@ def started(*options: str) -> Iterator[Started]:
 
 
 @pytest.mark.needs("userns")
-def test_a_program_is_run_with_the_printed_token_and_nothing_is_left() -> None:
-    with started() as server:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_program_is_run_with_the_printed_token_and_nothing_is_left(workers: int) -> None:
+    with started("--workers", str(workers)) as server:
         headers = {"Authorization": f"Bearer {server.token}"}
         url = f"{server.url}/v1/executions"
         body = {"code": "6 * 7"}
-        assert httpx2.post(url, json=body).status_code == 401
+        assert httpx2.post(url, json=body, timeout=60).status_code == 401
         answer = httpx2.post(url, json=body, headers=headers, timeout=BOUND_SECONDS).json()
         assert answer["value"] == 42
         below = psutil.Process(server.process.pid).children(recursive=True)
+        names = [each.name() for each in below if each.is_running()]
     assert server.process.returncode == 0
+    assert names.count("cell-worker") == (workers if workers > 1 else 0)
     assert below
     assert not [each for each in below if each.is_running()]
 
@@ -71,6 +74,8 @@ def test_the_roles_of_a_token_file(tmp_path: Path) -> None:
             headers = {"Authorization": f"Bearer {token}"}
             about = httpx2.get(f"{server.url}/v1/server", headers=headers, timeout=BOUND_SECONDS)
             assert about.json()["is_operator"] is is_operator
+            languages = {each["name"]: each["kind"] for each in about.json()["languages"]}
+            assert languages["python"] == "sessions"
 
 
 @pytest.mark.parametrize(

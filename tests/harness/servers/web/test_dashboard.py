@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from cellwright import AuditLog
-from cellwright.harness.dashboard.encoding import encoded
-from cellwright.harness.dashboard.live import LiveTimeline
-from cellwright.harness.servers.web import dashboard_endpoints
-from cellwright.harness.servers.web.dashboard_endpoints import dashboard_pages
-from cellwright.harness.servers.web.state import DashboardSources
+from cellwright.harness.dashboard.dashboard_page import LiveTimeline, encoded
+from cellwright.harness.servers.web import web_app
+from cellwright.harness.servers.web.endpoint import DashboardSources
+from cellwright.harness.servers.web.web_app import dashboard_pages
 from tests.browser import Browser, Page
 from tests.harness.dashboard.overviews import VIEWS, hostile
 from tests.harness.servers.web.web_servers import ANN, EVE, PAID, Web, web_server
@@ -241,7 +240,7 @@ def test_hostile_texts_are_shown_as_text_live(
 ) -> None:
     text = "</script><img src=x onerror='window.beacon = 1'><svg onload='window.beacon = 1'>\x1b[2J\u202e"
     given = encoded(hostile(text))
-    monkeypatch.setattr(dashboard_endpoints, "encoded", lambda _: given)
+    monkeypatch.setattr(web_app, "encoded", lambda _: given)
     shown = browser.page(f"{watched.web.url}/#token={EVE}")
     shown.wait_for("data")
     for view in VIEWS:

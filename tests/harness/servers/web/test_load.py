@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from cellwright.harness.servers.descriptors import allow_descriptors
+from cellwright.harness.servers.client_quota import allow_descriptors
 from cellwright.harness.servers.http_access import AccessLimits
 from cellwright.harness.servers.http_server import MOST_CONNECTIONS, HttpConnection
-from cellwright.harness.servers.web.state import WebLimits
-from tests.conftest import soon
+from cellwright.harness.servers.web.endpoint import WebLimits
+from cellwright.policies.policy import Limits
+from tests.conftest import policy_named, soon
 from tests.harness.servers.web.web_servers import ANN, BOB, BOUND_SECONDS, Web, good, web_server
 
 pytestmark = pytest.mark.needs("userns")
@@ -61,6 +62,8 @@ async def numbers_of(client: httpx2.AsyncClient, stream: int) -> list[int]:
         events = ""
         async for piece in answer.aiter_text():
             events += piece
+        assert answer.is_success, (answer.status_code, events)
+    assert '"ok":true' in events, events
     for block in events.split("\n\n"):
         if block.startswith("event: output"):
             text += json.loads(block.partition("data: ")[2])["text"]
@@ -81,7 +84,8 @@ def test_200_streams_at_once_keep_their_order() -> None:
         ) as client:
             return await asyncio.gather(*(numbers_of(client, each) for each in range(STREAMS)))
 
-    with web_server(limits=limits) as web:
+    patient = policy_named("standard", limits=Limits(wall_seconds=10 * BOUND_SECONDS))
+    with web_server(patient, limits=limits) as web:
         assert asyncio.run(main(web.url)) == [[*range(LINES)]] * STREAMS
 
 

@@ -13,8 +13,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from cellwright.harness.servers.web.app import ENDPOINTS
-from cellwright.harness.servers.web.openapi import openapi_document
+from cellwright.harness.servers.web.web_app import ENDPOINTS, openapi_document
 from tests.harness.servers.web.web_servers import BOUND_SECONDS, EVE, Web
 
 pytestmark = pytest.mark.needs("userns")

@@ -5,11 +5,10 @@ import pytest
 from cellwright import Privacy, Sandbox, ToolRegistry
 from cellwright.harness.runs.durable_runs import Runs
 from cellwright.harness.servers.http_access import AccessLimits
-from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
-from cellwright.harness.servers.services import ServicesByClient
-from cellwright.harness.servers.web.app import web_app
-from cellwright.harness.servers.web.run_endpoints import approver
-from cellwright.harness.servers.web.state import WebLimits, WebState
+from cellwright.harness.servers.services import OwnedSessions, ServicesByClient, SessionLimits
+from cellwright.harness.servers.web.endpoint import WebLimits, WebState
+from cellwright.harness.servers.web.tool_endpoints import approver
+from cellwright.harness.servers.web.web_app import web_app
 from cellwright.policies.errors import PolicyError
 from tests.conftest import policy_named
 from tests.harness.servers.web.web_servers import ANN, BOB, HOSTS, TOKENS, web_server

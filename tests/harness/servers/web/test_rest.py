@@ -19,22 +19,14 @@ def opened(web: Web, token: str = ANN, **body: Any) -> str:
 # Sessions
 
 
-def test_a_session_keeps_variables_and_files(web: Web) -> None:
+def test_a_file_is_an_attachment_of_no_type_and_goes_with_its_session(web: Web) -> None:
     path = f"/v1/sessions/{opened(web)}"
-    try:
-        web.post(f"{path}/executions", {"code": "n = 41; open('made.txt', 'w').write('hi')"})
-        assert web.post(f"{path}/executions", {"code": "n + 1"})["value"] == 42
-        (file,) = web.get(f"{path}/files")["files"]
-        assert (file["path"], file["size_bytes"]) == ("made.txt", 2)
-        answer = web.ask("GET", f"{path}/files/made.txt")
-        assert answer.content == b"hi"
-        assert answer.headers["content-disposition"].startswith("attachment")
-        assert answer.headers["content-type"] == "application/octet-stream"
-        good(web.ask("PUT", f"{path}/files/a%2Fb.bin", content=b"\0\xff"))
-        code = "open('a/b.bin', 'rb').read() == b'\\0\\xff'"
-        assert web.post(f"{path}/executions", {"code": code})["value"] is True
-    finally:
-        good(web.ask("DELETE", path))
+    good(web.ask("PUT", f"{path}/files/a%2Fmade.html", content=b"hi"))
+    answer = web.ask("GET", f"{path}/files/a%2Fmade.html")
+    assert answer.content == b"hi"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    assert answer.headers["content-type"] == "application/octet-stream"
+    good(web.ask("DELETE", path))
     assert web.ask("GET", path).status_code == 404
 
 

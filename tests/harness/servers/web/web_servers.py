@@ -8,18 +8,21 @@ import anyio
 import anyio.from_thread
 import httpx2
 
-from cellwright import AuditLog, Sandbox, Skills, ToolRegistry, tool
+from cellwright import AuditLog, Policy, Sandbox, Skills, ToolRegistry, tool
 from cellwright.agent import Agent
-from cellwright.harness.agent.messages import ChatModel
+from cellwright.harness.agent.prompts import ChatModel
 from cellwright.harness.runs.durable_runs import Runs
+from cellwright.harness.servers.client_quota import Tokens
 from cellwright.harness.servers.http_server import HttpConnection, listening, serve_http, url_of
-from cellwright.harness.servers.owned_sessions import OwnedSessions, SessionLimits
-from cellwright.harness.servers.services import ServicesByClient
-from cellwright.harness.servers.tokens import Tokens
-from cellwright.harness.servers.web.agents import AgentsByClient
-from cellwright.harness.servers.web.app import web_app
-from cellwright.harness.servers.web.run_endpoints import approver
-from cellwright.harness.servers.web.state import DashboardSources, WebLimits, WebState
+from cellwright.harness.servers.services import (
+    MadeByKey,
+    OwnedSessions,
+    ServicesByClient,
+    SessionLimits,
+)
+from cellwright.harness.servers.web.endpoint import DashboardSources, WebLimits, WebState
+from cellwright.harness.servers.web.tool_endpoints import approver
+from cellwright.harness.servers.web.web_app import web_app
 from tests.conftest import policy_named
 
 ANN, BOB, EVE = (f"a-token-that-is-{name}s-alone" for name in ("ann", "bob", "eve"))
@@ -73,14 +76,15 @@ def good(answer: httpx2.Response) -> Any:
 
 @contextlib.contextmanager
 def web_server(
-    policy: str = "standard", *, limits: WebLimits = WebLimits(),  # noqa: B008 - a constant
+    policy: str | Policy = "standard", *, limits: WebLimits = WebLimits(),  # noqa: B008 - a constant
     audit: AuditLog | None = None, skills: Skills | None = None, tools: Sequence[Callable[..., Any]] = (),
     origins: Sequence[str] = (), connection: type[HttpConnection] = HttpConnection,
     sessions: SessionLimits = SessionLimits(), dashboard: DashboardSources | None = None, model: ChatModel | None = None, **given: Any,  # noqa: B008 - a constant
 ) -> Iterator[Web]:  # fmt: skip
     """Serve `add`, `pay` and `tools`; `given` goes to `web_app`."""
+    ceiling_policy = policy_named(policy) if isinstance(policy, str) else policy
     with (
-        Sandbox(policy=policy_named(policy), pool=0, audit=audit or False) as ceiling,
+        Sandbox(policy=ceiling_policy, pool=0, audit=audit or False) as ceiling,
         ToolRegistry() as registry,
         Runs() as runs,
     ):
@@ -98,9 +102,7 @@ def web_server(
         )
         with (
             contextlib.closing(services),
-            AgentsByClient(
-                lambda _: Agent(model or "", sandbox=ceiling, tools=[add, pay])
-            ) as agents,
+            MadeByKey(lambda _: Agent(model or "", sandbox=ceiling, tools=[add, pay])) as agents,
         ):
             state = WebState(
                 services, OwnedSessions(sessions), runs, TOKENS, limits, dashboard,

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cellwright.runner.watching import between_requests
-from cellwright.runner.watching.between_requests import BetweenRequests
+from cellwright.runner.sessions import attention
+from cellwright.runner.sessions.attention import SessionAttention
 
 
 class Notified:
@@ -34,17 +34,19 @@ def epoll() -> Iterator[select.epoll]:
         yield made
 
 
-def between(epoll: select.epoll, notified: Notified) -> BetweenRequests:
-    return BetweenRequests(epoll, notified.descriptor, notified)  # type: ignore[arg-type]
+def between(epoll: select.epoll, notified: Notified) -> SessionAttention:
+    cell = SimpleNamespace(listener=notified.descriptor)
+    made = SessionAttention(SimpleNamespace(cell=cell, listener=notified))  # type: ignore[arg-type]
+    made.begin(epoll)
+    return made
 
 
 def test_it_is_reported_unless_a_request_runs(epoll: select.epoll) -> None:
     notified = Notified(1)
     listener = between(epoll, notified)
     assert epoll.poll(0) == [(notified.descriptor, select.EPOLLIN)]
-    listener.pause()
-    assert epoll.poll(0) == []
-    listener.resume()
+    with listener.away():
+        assert epoll.poll(0) == []
     assert (listener.answer(), notified.answered, epoll.poll(0)) == ("", 1, [])
 
 
@@ -52,7 +54,7 @@ def test_only_some_are_answered_at_once(epoll: select.epoll) -> None:
     notified = Notified(1000)
     listener = between(epoll, notified)
     assert listener.answer() == ""
-    assert notified.answered == between_requests._AT_ONCE
+    assert notified.answered == attention._AT_ONCE
     assert epoll.poll(0)  # the rest is reported again
 
 
@@ -86,8 +88,8 @@ def test_an_end_is_no_news(epoll: select.epoll) -> None:
     os.close(write)
     assert epoll.poll(0) == [(read, select.EPOLLHUP)]
     assert (listener.answer(), notified.answered, epoll.poll(0)) == ("", 0, [])
-    for late in (listener.pause, listener.resume, listener.close):
-        late()
+    with listener.away():
+        listener.close()
     os.close(read)
 
 
@@ -95,6 +97,6 @@ def test_one_that_was_closed_meanwhile_is_left_alone(epoll: select.epoll) -> Non
     notified = Notified(0)
     listener = between(epoll, notified)
     epoll.unregister(notified.descriptor)
-    listener.pause()
-    epoll.close()
+    with listener.away():
+        epoll.close()
     listener.close()
