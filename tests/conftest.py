@@ -6,6 +6,7 @@ then it fails.  CELLWRIGHT_TEST_OPTIONAL names layers that the fixtures' sandbox
 """
 
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -23,10 +24,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cellwright import Sandbox, Session
-from cellwright.policies.loading import load_policy
+from cellwright import HostSettings, Sandbox, Session
 from cellwright.policies.policy import Policy
-from cellwright.runner.host.probe import probe_host
+from cellwright.policies.profiles.loading import load_policy
+from cellwright.runner.host.plans import probe_host
 from cellwright.runner.kernel import landlock
 from cellwright.testing import inspect
 from tests import host_settings
@@ -53,6 +54,15 @@ def policy_named(name: str, **changes: object) -> Policy:
     return msgspec.structs.replace(load_policy(name), optional_layers=OPTIONAL, **changes)
 
 
+class Clock:
+    """A clock that stands still until a test sets `now`."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def with_limits(policy: Policy, **limits: object) -> Policy:
     import msgspec
 
@@ -76,6 +86,15 @@ def soon(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+def open_descriptors() -> int:
+    """Count the descriptors of this process, without those of objects that earlier tests left to the collector.
+
+    A later count may be smaller (what earlier tests began has ended), so compare with <=.
+    """
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
 @functools.cache
 def _cgroups() -> tuple[bool, str]:
     """Tell whether the caps are ours to use, and the name of the directory that holds them on v2."""
@@ -92,6 +111,18 @@ def _apparmor() -> bool:
         return False
     said = subprocess.run(("apparmor_parser", "--version"), capture_output=True, check=False).stdout
     return int((re.findall(rb"version (\d+)", said) or [0])[0]) >= 4
+
+
+def _attributes_in_memory() -> bool:
+    """Tell whether a tmpfs has user attributes (Linux 6.6), which the overlay of an image needs."""
+    memory = os.memfd_create("attributes")
+    try:
+        os.setxattr(memory, "user.cellwright", b"")
+    except OSError:
+        return False
+    finally:
+        os.close(memory)
+    return True
 
 
 @functools.cache
@@ -120,9 +151,9 @@ INSPECTOR = NODE_MODULES / "@modelcontextprotocol/inspector/clients/launcher/bui
 # Programs that tests run.
 _PROGRAMS = (
     "awk", "bash", "busybox", "bwrap", "cc", "chromium", "chrt", "crun", "curl", "df", "fish",
-    "free", "gcc", "getent", "gpg", "groff", "id", "ionice", "ipcs", "java", "lscpu", "make",
-    "mandoc", "mount", "php", "node", "openssl", "ps", "python3", "ruby", "runc", "runsc", "script",
-    "setpriv", "sync", "timeout", "tmux", "uptime", "vmstat", "which", "zsh",
+    "free", "g++", "gcc", "gdb", "getent", "go", "gpg", "groff", "id", "ionice", "ip", "ipcs", "java", "javac",
+    "lscpu", "ltrace", "make", "mandoc", "mount", "newuidmap", "php", "node", "openssl", "ps", "python3", "ruby", "runc", "runsc", "rustc",
+    "script", "setpriv", "strace", "sync", "tail", "timeout", "tmux", "uptime", "vmstat", "which", "zsh",
 )  # fmt: skip
 _NEEDS = {
     "root": lambda: os.geteuid() == 0,
@@ -135,6 +166,7 @@ _NEEDS = {
     "no_cgroup": lambda: not _cgroups()[0],
     "scope": lambda: _cgroups()[1].endswith(".scope"),
     "v1_memory": Path("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists,
+    "image": _attributes_in_memory,
     "landlock": lambda: landlock.abi() >= 2,
     "shared": SHARED.is_dir,
     "newer_node": lambda: bool(newer_node()),
@@ -149,7 +181,10 @@ _NEEDS = {
     "testcapi": lambda: importlib.util.find_spec("_testcapi") is not None,
     "model": lambda: MODEL is not None,
     "frameworks": (ROOT / ".frameworks" / "stamp").is_file,
+    "evaluation": (ROOT / ".frameworks" / "evaluation" / "stamp").is_file,
     "mcp_servers": (ROOT / ".servers" / "stamp").is_file,
+    "pdoc": lambda: importlib.util.find_spec("pdoc") is not None,
+    "mkdocs": lambda: importlib.util.find_spec("mkdocs") is not None,
     "gunicorn": lambda: importlib.util.find_spec("gunicorn") is not None,
     "nginx": lambda: (
         shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
@@ -197,9 +232,17 @@ def workshop() -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    """A sandbox under the default profile with two cells ahead; a module may have another one."""
+    with Sandbox(policy=policy_named("strict"), pool=2) as sandbox:
+        yield sandbox
+
+
 @pytest.fixture
-def session(workshop: Sandbox) -> Iterator[Session]:
-    with workshop.session() as opened:
+def session(sandbox: Sandbox) -> Iterator[Session]:
+    """A session of the module's sandbox."""
+    with sandbox.session() as opened:
         yield opened
 
 
@@ -208,6 +251,16 @@ def standard() -> Iterator[Sandbox]:
     """A sandbox in which programs may start others."""
     with Sandbox(policy=policy_named("standard"), pool=0) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def typed() -> Iterator[Sandbox]:
+    """A sandbox with a node that runs TypeScript."""
+    interpreters = {"javascript": newer_node()}
+    with Sandbox(
+        policy=policy_named("strict"), pool=0, host=HostSettings(interpreters=interpreters)
+    ) as box:
+        yield box
 
 
 @pytest.fixture(scope="session")

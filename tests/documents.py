@@ -34,6 +34,12 @@ def text_of(name: str) -> str:
     return (ROOT / name).read_text()
 
 
+def rows_of(name: str) -> list[list[str]]:
+    """Return the cells of every table row of a document."""
+    lines = [line for line in text_of(name).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def blocks_of(name: str) -> list[Block]:
     """Return the blocks of a document, in their order; what a Python block prints goes with it."""
     blocks: list[Block] = []

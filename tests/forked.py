@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from cellwright.runner.kernel import libc
+from cellwright.runner.kernel import syscall
 
 _SECONDS = 60.0
 _FAILED = 70
@@ -41,7 +41,7 @@ class Child:
 @contextlib.contextmanager
 def forked(work: Callable[[], int | None]) -> Iterator[Child]:
     """Fork a child that does `work` and ends with the status that it returns."""
-    with warnings.catch_warnings():  # of threads, which are what some tests are about
+    with warnings.catch_warnings():  # warnings about threads, which some tests need
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:
@@ -63,7 +63,7 @@ def exit_code_of(work: Callable[[], int | None]) -> int:
 def _do(work: Callable[[], int | None]) -> NoReturn:
     status = _FAILED
     try:
-        libc.syscall("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        syscall("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         status = work() or 0
     except BaseException:  # noqa: BLE001 - the line before os._exit
         os.write(2, traceback.format_exc().encode())

@@ -16,7 +16,7 @@ from cellwright.policies.policy import Network, Policy
 from tests.conftest import OPTIONAL
 from tests.faults.injection import shim
 
-LOOPBACK = "127.0.0.0/8"  # of the host, where servers of tests are
+LOOPBACK = "127.0.0.0/8"  # loopback of the host, where servers of tests are
 NAME = "api.example.org"
 needs_openssl = pytest.mark.needs("openssl")  # it makes the keys
 

@@ -3,12 +3,14 @@
 Most tests wait for cells, so there are two workers a processor.  Each takes the longest part that is
 left, by the seconds that durations.json has for each file.  `record` writes that file anew.
 
-Other work on the machine makes threads late.  So up to five tests that fail are tried again, together
-and four times, and must pass three times; each is printed.  One of _NEVER_AGAIN fails at once, because a
-race there is a defect.  A test that hangs fails after five minutes, with the stack of every thread.
+A failed test fails the run.  The exception is a test that flaky.toml lists with a date and a reason: it
+is tried again once, and the run counts it.  A listing expires after 30 days, and none may name a test of
+_NEVER_AGAIN, because a race there is a defect.  A test that hangs fails after five minutes, with the stack
+of every thread.
 """
 
 import contextlib
+import datetime
 import json
 import os
 import select
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 DURATIONS = ROOT / "tests" / "durations.json"
+FLAKY = ROOT / "tests" / "flaky.toml"
 # These need no privilege and no network; the last two need user namespaces, for cells.
 QUICK = (
     "tests/policies", "tests/harness/privacy", "tests/harness/schemas", "tests/harness/search",
@@ -37,12 +41,17 @@ _NEVER_AGAIN = ("tests/escapes/", "tests/faults/", "tests/runner/")
 # These plant the same canaries and listeners on the host, so they are in one part.
 _TOGETHER = tuple(
     f"tests/escapes/test_{name}.py"
-    for name in ("payloads", "payloads_in_sessions", "payloads_in_containers", "branches")
+    for name in (
+        "payloads",
+        "payloads_in_sessions",
+        "payloads_in_containers",
+        "payloads_in_images",
+        "branches",
+    )
 )
-_MOST_AGAIN = 5
-_TIMES, _MUST_PASS = 4, 3
+_LISTED_DAYS = 30
 _PARTS_A_WORKER = 5
-_UNKNOWN_SECONDS = 5.0  # of a file that was never timed
+_UNKNOWN_SECONDS = 5.0  # seconds of a file that was never timed
 _PART_SECONDS = 2400
 _AGAIN_SECONDS = 900
 _FAILED = 1  # pytest's exit status if tests failed; a higher one: it could not run them
@@ -55,7 +64,7 @@ class Part(NamedTuple):
     """Files of tests that one process runs."""
 
     files: list[str]
-    seconds: float  # that they took before
+    seconds: float  # seconds that the files took before
 
 
 class Outcome(NamedTuple):
@@ -199,6 +208,7 @@ def main(arguments: Sequence[str]) -> int:
     workers = 2 * (os.cpu_count() or 1)
     seconds = json.loads(DURATIONS.read_text())
     parts = divide(files, seconds, workers * (1 if is_quick else _PARTS_A_WORKER))
+    listed = flaky_tests(FLAKY.read_text(), datetime.date.today())
     with tempfile.TemporaryDirectory() as folder:
         done = run(parts, ["-m", "not slow"] if is_quick else [], workers, Path(folder))
         found = [one for each in done for one in each.outcomes()]
@@ -206,15 +216,27 @@ def main(arguments: Sequence[str]) -> int:
             print("".join(_worth_showing(each)), end="")
     if mode == "record":
         _record(found)
-    print(f"test: {summary(found)}")
-    found_none = {_NO_TESTS: 0}
-    status = max(
-        found_none.get(each.process.returncode, each.process.returncode % 256) for each in done
-    )
-    if status != _FAILED:
-        return status
     failed = list(dict.fromkeys(one.test for one in found if one.outcome == "failed"))
-    return 0 if failed and _pass_again(failed) else 1
+    status = max(
+        0 if (code := each.process.returncode) == _NO_TESTS else code % 256 for each in done
+    )
+    if status == _FAILED and failed and _pass_again(failed, listed):
+        status = 0
+    print(f"test: {summary(found)}")
+    return status
+
+
+def flaky_tests(text: str, today: datetime.date) -> set[str]:
+    """Return the tests that flaky.toml lists; raises SystemExit if a listing is invalid or has expired."""
+    listings = tomllib.loads(text).get("flaky", [])
+    for each in listings:
+        if each["test"].startswith(_NEVER_AGAIN) or not each["why"]:
+            sys.exit(f"test: tests/flaky.toml: {each['test']} may not be listed, or has no reason")
+        if (today - each["since"]).days > _LISTED_DAYS:
+            sys.exit(
+                f"test: tests/flaky.toml: the listing of {each['test']} has expired: mend the test"
+            )
+    return {each["test"] for each in listings}
 
 
 def _worth_showing(part: Running) -> Iterator[str]:
@@ -249,24 +271,20 @@ def _record(found: Iterable[Outcome]) -> None:
     DURATIONS.write_text(json.dumps(taken, indent=0) + "\n")
 
 
-def _pass_again(failed: Sequence[str]) -> bool:
-    """Tell whether tests that failed may be tried again, and pass then."""
-    never = [test for test in failed if test.startswith(_NEVER_AGAIN)]
+def _pass_again(failed: Sequence[str], listed: set[str]) -> bool:
+    """Tell whether every test that failed is listed as flaky and passes when it is tried once more."""
     for test in failed:
-        print(f"test: failed: {test}{'' if never else ', tried again'}")
-    if never or len(failed) > _MOST_AGAIN:
+        print(f"test: failed: {test}{', tried again' if test in listed else ''}")
+    if not set(failed) <= listed:
         return False
-    passed = 0
-    for _ in range(_TIMES):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            again = subprocess.run(
-                [*_PYTEST, "-q", *failed], cwd=ROOT, timeout=_AGAIN_SECONDS, check=False
-            )
-            passed += again.returncode == 0
-        if passed == _MUST_PASS:
-            print(f"test: passed {_MUST_PASS} times when tried again: {', '.join(failed)}")
-            return True
-    return False
+    try:
+        again = subprocess.run(
+            [*_PYTEST, "-q", *failed], cwd=ROOT, timeout=_AGAIN_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    print(f"test: {len(failed)} flaky tests were tried again: exit status {again.returncode}")
+    return again.returncode == 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import ast
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,13 @@ import pytest
 
 from cellwright import Broker, Sandbox
 from cellwright.harness.cli import commands
-from cellwright.harness.mcp.config import read_servers
+from cellwright.harness.mcp.server_config import read_servers
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.servers.daemon.configuration import read_configuration
 from cellwright.harness.servers.daemon.lifecycle import plan_of
 from cellwright.harness.tools.broker import Offer
-from cellwright.harness.tools.caller import Caller, Tool
-from cellwright.policies.loading import load_policy
+from cellwright.harness.tools.tool import Caller, Tool
+from cellwright.policies.profiles.loading import load_policy
 from tests.conftest import ROOT, policy_named
 from tests.documents import BLOCKS, NAMES, Block, blocks_of, text_of
 from tests.model_server import Reply, calling, serving
@@ -102,21 +103,48 @@ REPLIES: dict[str, list[Reply]] = {
         "<code>\nfinal_answer(6 * 7)\n</code>"
     ],
     "harness/fleet/README.md": [],
+    "harness/adapters/evaluation/README.md: # cells.py": [],
+    "harness/adapters/evaluation/README.md: import asyncio": [],
 }
-# All of this is typed in one directory, in its order.
+# All of each of these is typed in one directory and one shell, in its order.
 TUTORIAL = "harness/examples/README.md"
+PATHS = [name for name in NAMES if name.startswith("harness/paths/") and blocks_of(name)]
+WALKED = [TUTORIAL, *PATHS]
 FRAMEWORKS = ROOT / ".frameworks" / "bin" / "python"
+EVALUATION = ROOT / ".frameworks" / "evaluation" / "bin" / "python"
 
 IN_A_CELL = "harness/tools/README.md: cellwright-call"
 
 # Why nobody runs these; a path in a reason is that of what is run instead.
 NOT_RUN = {
-    "README.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
+    "harness/sandbox/gpu.md: $ cellwright run --gpu": "needs a GPU; scripts/gpu tries such cells",
+    "harness/sandbox/gpu.md: $ pip download": "needs an index, and a GPU; tried by hand with one made up",
+    "README.md: python3 cellwright-": "installs for the host; tests/install/test_bundle.py installs a bundle",
     "harness/INSTALL.md: sudo apt-get install": "installs for the host; tests/install/test_wheel.py installs a wheel",
+    **{
+        f"{path}: python3 cellwright-": "installs for the user; tests/install/test_bundle.py types it"
+        for path in PATHS
+    },
+    "harness/INSTALL.md: python3 cellwright-0.3.0": "installs for the host; tests/install/test_bundle.py installs a bundle",
+    "harness/EDGE.md: python3 cellwright-0.3.0": "installs for the host; tests/install/test_bundle.py installs a bundle",
     "harness/INSTALL.md: scripts/demo": "installs from PyPI; .ci/run runs it",
     "runner/README.md: your process": "a drawing",
+    "runner/README.md:                     freeze": "a drawing",
+    "harness/batch/README.md: cellwright batch": "needs files of tasks; tests/harness/batch/test_batch.py runs batches",
     "benchmarks/README.md: $ benchmarks/peers-setup": "takes minutes, and fetches from PyPI and npm",
-    "benchmarks/README.md: $ cellwright bench": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
+    "benchmarks/README.md: $ cellwright bench  ": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
+    "benchmarks/README.md: $ cellwright bench --quiet": "takes minutes; tests/benchmarks/test_smoke.py runs a little",
+    "harness/adapters/evaluation/README.md: pip install . &&": "installs for the host; tests/install/test_wheel.py installs a wheel",
+    "harness/adapters/evaluation/README.md: pip install '.[harbor]'": "needs tasks; tests/frameworks/suite_harbor.py runs it",
+    "harness/adapters/evaluation/README.md: pip install '.[verifiers]'": "needs a model; tests/frameworks/suite_verifiers.py runs it",
+    "harness/sandbox/projects/README.md: $ cd": "needs a project; tests/harness/projects/test_exec.py runs such commands",
+    "harness/sandbox/projects/README.md: $ cellwright exec --explain -- claude": "needs a home directory of a person; test_exec.py compares the lines",
+    "harness/sandbox/projects/open-cells.md: $ cellwright serve": "needs a daemon; tests/harness/projects/test_open_cell.py runs one",
+    "harness/sandbox/projects/ports.md: $ cellwright exec --expose": "needs a server; tests/harness/projects/test_exec.py runs one",
+    "harness/sandbox/projects/reviewing.md: $ cellwright exec --review": "needs an agent; tests/harness/projects/test_changes.py runs them",
+    "harness/sandbox/projects/hooks.md: $ cellwright exec --print-hook claude": "prints files; tests/harness/projects/test_hooks.py runs them",
+    "harness/sandbox/projects/README.md: $ cellwright exec --allow-registries --learn": "needs npm; tests/harness/projects/test_learned.py runs others",
+    "harness/sandbox/projects/settings.md: $ cellwright exec --settings -- npm test": "needs npm; tests/harness/projects/test_srt_settings.py runs others",
     "harness/adapters/migration.md: $ docker run": "needs Docker; the block below it is run",
     "harness/adapters/jupyter/README.md: cellwright jupyter": "installs for the user; tests/harness/adapters/test_jupyter_kernel.py installs the kernel",
     "harness/agent/README.md: $ cellwright agent": "needs a model; tests/harness/agent/test_killed.py runs it with a scripted one",
@@ -135,6 +163,8 @@ NOT_RUN = {
     "harness/examples/README.md: MODEL_URL=": "needs a model; tests/harness/examples/test_examples.py has a scripted one",
     "harness/search/README.md: pip download": "fetches 83 MB from PyPI",
     "harness/search/README.md: $ python -c '": "needs what was fetched; tests/harness/search/test_semantic.py",
+    "harness/servers/judge/README.md: pip install": "serves until it is ended; tests/harness/servers/judge/test_dialects.py starts one",
+    "harness/servers/judge/README.md: curl": "needs the server above it; tests/harness/servers/judge/test_dialects.py",
     "tests/hosts/README.md: scripts/test-hosts  ": "boots hosts",
     "tests/hosts/README.md: scripts/test-hosts --user": "boots hosts",
 }
@@ -155,8 +185,8 @@ def block_named(name: str) -> Block:
 
 @pytest.mark.parametrize("block", blocks("sh", "console", "text", ""))
 def test_a_block_of_no_other_kind_is_run_or_named_with_the_reason_why_not(block: Block) -> None:
-    if block.document == TUTORIAL and block.kind == "console":
-        return  # test_the_tutorial_can_be_typed_from_its_beginning_to_its_end
+    if is_walked(block) and block.kind in ("console", "sh"):
+        return  # test_a_path_can_be_typed_from_its_beginning_to_its_end
     known = [name for name in (*TYPED, *NOT_RUN, IN_A_CELL) if block.name.startswith(name)]
     assert len(known) == 1, "run it here, or say in NOT_RUN why nobody can"
 
@@ -205,20 +235,25 @@ def is_before(parameter: object) -> bool:
 
 
 def is_file(parameter: object) -> bool:
-    """Tell whether a block of the tutorial is a file, whose name is in its first line."""
-    return parameter.values[0].document == TUTORIAL  # type: ignore[attr-defined]
+    """Tell whether a block of a path is a file, whose name is in its first line."""
+    return parameter.values[0].document in WALKED  # type: ignore[attr-defined]
 
 
-@pytest.mark.needs("cgroup", "frameworks")
+def is_walked(block: Block) -> bool:
+    return block.document in WALKED and not any(map(block.name.startswith, NOT_RUN))
+
+
+@pytest.mark.needs("cgroup", "frameworks", "evaluation")
 @pytest.mark.parametrize("block", [*filter(with_frameworks, blocks("python"))])
 def test_an_example_of_an_adapter_runs_with_a_scripted_model(block: Block, tmp_path: Path) -> None:
     program = tmp_path / "example.py"  # smolagents reads the source of its tools
     program.write_text(block.text)
     script = script_of(block) or []
+    python = EVALUATION if "/evaluation/" in block.document else FRAMEWORKS
     with serving(script) as server:
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MODEL_URL": server.url}
         done = subprocess.run(
-            [FRAMEWORKS, program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
+            [python, program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120,
             check=False,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -242,15 +277,47 @@ def test_an_example_runs_and_prints_what_is_shown(block: Block) -> None:
     assert done.stdout == block.printed
 
 
-@pytest.mark.needs("cgroup")
-def test_the_tutorial_can_be_typed_from_its_beginning_to_its_end(place: Path) -> None:
-    assert len(text_of(TUTORIAL).splitlines()) <= 250
-    for block in blocks_of(TUTORIAL):
+@pytest.mark.needs("cgroup", "git", "curl")
+@pytest.mark.parametrize("document", WALKED)
+def test_a_path_can_be_typed_from_its_beginning_to_its_end(document: str, place: Path) -> None:
+    assert len(text_of(document).splitlines()) <= (250 if document == TUTORIAL else 160)
+    steps = []
+    for block in filter(is_walked, blocks_of(document)):
         if block.kind in ("python", "toml"):
             (place / block.text.split()[1]).write_text(block.text)
-        for command, stdin, shown in commands_of(block) if block.kind == "console" else ():
-            _, said = typed(command, stdin, place)
-            assert looks_like(shown).fullmatch(said), f"{command}: {said}"
+        steps += commands_of(block) if block.kind == "console" else ()
+        steps += [(block.text, "", "")] if block.kind == "sh" else ()
+    port = str(free_port())
+    shown = walked([(command.replace("8809", port), stdin) for command, stdin, _ in steps], place)
+    for (command, _, expected), said in zip(steps, shown, strict=True):
+        expected = expected.replace("/home/user", str(place))
+        assert looks_like(expected).fullmatch(said), f"{command}: {said}"
+
+
+def test_two_paths_walked_in_one_folder_write_to_no_common_trail() -> None:
+    """Else the second page counts the records of the first."""
+    named = [{*re.findall(r"""audit(?: = ")? ?([\w-]+\.jsonl)""", text_of(path))} for path in PATHS]
+    trails = [trail for names in named for trail in names]
+    assert {"daemon.jsonl", "agent.jsonl"} <= {*trails}
+    assert len(trails) == len({*trails})
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def walked(commands: list[tuple[str, str]], place: Path) -> list[str]:
+    """Type commands one after the other in one shell; return what a terminal would show of each."""
+    end = "\x1e"
+    script = ["exec 2>&1", "trap 'kill $(jobs -p); wait' EXIT"]
+    for command, stdin in commands:
+        given = f" <<'STDIN'\n{stdin}STDIN" if stdin else ""
+        script += [f"{command}{given}", f"printf '{end}'"]
+    (place / ".typed.sh").write_text("\n".join(script))
+    said = typed("bash .typed.sh", "", place, 300)[1].split(end)
+    assert len(said) == len(commands) + 1, said
+    return said[:-1]
 
 
 @pytest.mark.parametrize("block", [*filter(is_before, blocks("python"))])
@@ -272,20 +339,22 @@ def place(tmp_path: Path) -> Path:
     """A directory with a home, and the command in its own `.venv/bin` as in a checkout."""
     programs = tmp_path / ".venv" / "bin"
     programs.mkdir(parents=True)
-    (programs / "cellwright").write_text(f'#!/bin/sh\nexec {sys.executable} -m cellwright "$@"\n')
-    (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for name, does in {"cellwright": "-m cellwright", "python3": "", "pip": "-m pip"}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {does} "$@"\n')
+    (programs / "claude").write_text("#!/bin/sh\n")  # Claude Code, for what cellwright knows of it
     for program in programs.iterdir():
         program.chmod(0o755)
     return tmp_path
 
 
-def typed(command: str, stdin: str, place: Path) -> tuple[int, str]:
+def typed(command: str, stdin: str, place: Path, seconds: float = 60) -> tuple[int, str]:
     """Type one command in `place`; return its status and what a terminal would show."""
     path = f"{place}/.venv/bin:{os.environ['PATH']}"
     env = {"PATH": path, "HOME": str(place), "LC_ALL": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+    env |= {"VIRTUAL_ENV": sys.prefix, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(
         ["/bin/bash", "-c", f"{{ {command}; }} 2>&1"], cwd=place, env=env, input=stdin,
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=seconds, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
 
@@ -303,8 +372,10 @@ def commands_of(block: Block) -> list[tuple[str, str, str]]:
 
 
 def looks_like(shown: str) -> re.Pattern[str]:
-    """Return what matches a text that was shown: `...` is any lines, and no time is another's."""
-    pattern = re.escape(shown).replace(re.escape("...\n"), r"(?:.*\n)*")
+    """Return what matches a text that was shown: `...` is any lines, or the rest of its line, and no time
+    is another's."""
+    pattern = re.sub(r"(?m)^\\.\\.\\.\\\n", r"(?:.*\\n)*", re.escape(shown))
+    pattern = pattern.replace(re.escape("...\n"), r".*\n")
     return re.compile(re.sub(r"\d+\\\.\d+\\ (ms|MiB)", r"\\d+\\.\\d+\\ \1", pattern))
 
 
@@ -358,9 +429,9 @@ def test_a_shell_calls_tools_as_is_shown() -> None:
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_a_policy_that_is_shown_is_one(block: Block, tmp_path: Path) -> None:
     (tmp_path / "shown.toml").write_text(block.text)
-    if block.name.startswith("harness/servers/daemon/README.md: "):
+    if "daemon.toml" in block.name:
         shown = plan_of(read_configuration(tmp_path / "shown.toml"))
-        assert [each.name for each in shown.configuration.tenants] == ["ci"]
+        assert all(each.users for each in shown.configuration.tenants)
         return
     assert load_policy(str(tmp_path / "shown.toml")) != load_policy("strict")
 
@@ -377,7 +448,7 @@ def test_servers_that_are_shown_can_be_read(
 
 LINES = sorted(
     {
-        line.removeprefix("$ ").partition(" | ")[0].removesuffix(" 2>&1")
+        line.removeprefix("$ ")
         for block in BLOCKS if block.kind in ("sh", "console")
         for line in block.text.splitlines()
         if line.removeprefix("$ ").startswith("cellwright ")
@@ -388,6 +459,8 @@ LINES = sorted(
 @pytest.mark.parametrize("line", LINES)
 def test_a_command_that_is_shown_is_understood(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
+    shell = (number for number, word in enumerate(words) if re.match(r"\||[12]?>|&$", word))
+    words = words[: next(shell, len(words))]
     assert callable(commands.parser_of(words[0]).parse_args(words).command)
 
 

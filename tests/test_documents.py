@@ -12,17 +12,18 @@ import msgspec
 import pytest
 
 import cellwright
+from cellwright import errors, privacy, results, tools
 from cellwright.harness.cli import commands, options
 from cellwright.harness.sandbox.remote import frames
-from cellwright.harness.servers.daemon.limits import ServeLimits
+from cellwright.harness.servers.daemon.quotas import ServeLimits
 from cellwright.policies import policy
-from cellwright.policies.layers import ALWAYS
-from cellwright.policies.loading import profile_names
+from cellwright.policies.compiling.host import ALWAYS
+from cellwright.policies.profiles.loading import profile_names
 from cellwright.runner import messages
-from cellwright.runner.result import SandboxStatus, Usage
+from cellwright.runner.requests.result import SandboxStatus, Usage
 from tests import conftest
 from tests.conftest import ROOT
-from tests.documents import NAMES, text_of
+from tests.documents import NAMES, rows_of, text_of
 
 
 def named_in(name: str) -> set[str]:
@@ -33,12 +34,6 @@ def named_in(name: str) -> set[str]:
     }
 
 
-def rows_of(name: str) -> list[list[str]]:
-    """Return the cells of every table row of a document."""
-    lines = [line for line in text_of(name).splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
 def test_every_folder_that_people_read_has_its_document() -> None:
     folders = ("cellwright", "runner", "runner/kernel", "policies", "harness", "harness/cli")
     wanted = {f"{folder}/README.md" for folder in (*folders, "tests", "benchmarks", "scripts")}
@@ -46,10 +41,39 @@ def test_every_folder_that_people_read_has_its_document() -> None:
     assert wanted <= set(NAMES)
 
 
+@pytest.mark.parametrize("folder", ["runner", "harness", "policies"])
+def test_every_room_is_named_in_the_document_of_its_folder(folder: str) -> None:
+    rooms = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    assert {room for room in rooms if f"{room}/" not in text_of(f"{folder}/README.md")} == set()
+
+
 def test_the_main_readme_is_two_screens_long() -> None:
     """Without the text of the picture, which is folded."""
     shown = re.sub(r"<details>.*?</details>\n\n", "", text_of("README.md"), flags=re.DOTALL)
     assert len(shown.splitlines()) <= 125
+
+
+def test_every_row_of_the_comparison_was_measured() -> None:
+    """Each row has the numbers of a row of a committed result, which ends at `:` or a cell."""
+    measured = [
+        row for name in NAMES if name.startswith("benchmarks/results/") for row in rows_of(name)
+    ]
+    number = re.compile(r"[\d.,]+")
+    compared = [
+        row for row in rows_of("harness/paths/comparison.md") if any(map(number.fullmatch, row))
+    ]
+    assert len(compared) > 20
+    for name, *cells in compared:
+        numbers = {cell for cell in cells if number.fullmatch(cell)}
+        assert any(row[0] == name and numbers <= {*row} for row in measured), name
+
+
+def test_the_readme_counts_the_tests_of_other_authors_as_their_table_does() -> None:
+    counts = [row[4:6] for row in rows_of("tests/conformance/RESULTS.md") if len(row) == 7][2:]
+    outside, inside = (sum(int(row[side].split(",")[0]) for row in counts) for side in (0, 1))
+    assert f"{outside:,} pass outside of a cell and {inside:,} in one" in text_of(
+        "README.md"
+    ).replace("\n", " ")
 
 
 # Links and names of files
@@ -77,7 +101,8 @@ def slug(heading: str) -> str:
 
 def test_every_layer_has_a_proof_and_every_proof_is_named() -> None:
     layers = text_of("SECURITY.md").partition("## Isolation layers")[2].partition("\n## ")[0]
-    proofs = set(re.findall(r"\((tests/escapes/test_\w+\.py)\)", layers))
+    further = text_of("runner/THREATS.md")
+    proofs = set(re.findall(r"\((?:\.\./)?(tests/escapes/test_\w+\.py)\)", layers + further))
     rows = [line for line in layers.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 10
     assert [row for row in rows if "tests/escapes/test_" not in row] == []
@@ -147,10 +172,13 @@ def test_every_field_of_a_result_is_described(kind: type[msgspec.Struct]) -> Non
 
 
 def test_every_public_name_is_described() -> None:
-    # what a result holds stands in its table by its fields
+    # parts of a result are described by their fields
     inside = {"SandboxStatus", "Violation"}
-    described = named_in("harness/README.md") | named_in("harness/sandbox/README.md")
-    assert set(cellwright.__all__) - inside <= described
+    places = ("README.md", "sandbox/README.md", "sandbox/workspaces/README.md")
+    described = set().union(*(named_in(f"harness/{place}") for place in places))
+    modules = (errors, privacy, results, tools)
+    names = {*cellwright.__all__, *(name for each in modules for name in each.__all__)}
+    assert names - inside <= described
 
 
 def test_every_status_and_reason_is_described() -> None:
@@ -234,7 +262,7 @@ def test_every_process_is_described() -> None:
         and getattr(node.func, "attr", "") == "set_process_name"
         and isinstance(node.args[1], ast.Constant)
     ]
-    assert len(set(calls)) == 5
+    assert len(set(calls)) == 7
     assert set(calls) <= named_in("runner/README.md")
 
 
@@ -255,7 +283,9 @@ def test_every_script_is_described(folder: str) -> None:
 
 # The change log
 
-KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
+KINDS = {
+    "Added", "Changed", "Deprecated", "Removed", "Fixed", "Migration", "Security", "Known limits",
+}  # fmt: skip
 
 
 def test_the_change_log_keeps_the_form() -> None:

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from cellwright.policies.compiling.host import ALWAYS
 from cellwright.policies.languages import LANGUAGES
-from cellwright.policies.layers import ALWAYS
 from cellwright.policies.policy import OPTIONAL_LAYERS
 from tests.conftest import CAPS
 from tests.hosts import results
 
 RESULTS = {result["host"]: result for result in results.read_all()}
-CAPPED = {"cgroup_sockets", "freezer"}  # of which a policy says nothing: they come with cgroups
+CAPPED = {"cgroup_sockets", "freezer"}  # not in a policy: they come with cgroups
 ALL = {*ALWAYS, *OPTIONAL_LAYERS, *CAPPED}
 ATTACKED = {"a", "b", "e"}
-# what each host has to hold; where it is nothing, nothing may run
+# layers that each host must hold; on a host without any nothing may run
 HOLDS = {"a": ALL, "b": ALL, "c": ALL - CAPPED - set(CAPS), "d": set(), "e": ALL, "f": ALL}
 
 
@@ -25,10 +25,18 @@ def holding(result: dict[str, Any]) -> set[str]:
     return passed - set(results.NOT_LAYERS)
 
 
-@pytest.mark.parametrize("folder", results.TABLES, ids=str)
-def test_the_table_in_a_readme_is_what_was_found(folder: Path) -> None:
-    readme = (folder / "README.md").read_text()
-    assert results.written(readme, results.TABLES[folder](results.read_all())) == readme
+@pytest.mark.parametrize("document", results.TABLES, ids=str)
+def test_the_table_in_a_document_is_what_was_found(document: Path) -> None:
+    text = document.read_text()
+    assert results.written(text, results.TABLES[document](results.read_all())) == text
+
+
+def test_a_daemon_on_a_small_host_takes_less_than_40_mib_and_starts_within_a_second() -> None:
+    found = json.loads((results.FOLDER / "g.json").read_text())["edge"]
+    assert found["memory_mib"] < 512
+    assert found["idle"]["pss"] < 40 * 1024
+    assert found["after_calls"]["pss"] < 40 * 1024
+    assert found["start"] < 1
 
 
 def test_what_doctor_tries_besides_layers_is_not_taken_for_one() -> None:
@@ -45,6 +53,7 @@ def test_a_host_holds_what_it_can_and_no_test_failed(name: str) -> None:
     assert holding(result) == HOLDS[name]
     assert result["tests"]["failed"] == 0
     assert result["tests"]["passed"] > 200  # on an emulated aarch64, of branches, steps and posture
+    assert result.get("features", {}).get("failed", 0) == 0
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKED))

@@ -1,5 +1,6 @@
-"""`scripts/test`: parts of equal length, and which tests that failed are tried again."""
+"""`scripts/test`: parts of equal length, and a retry for listed tests alone."""
 
+import datetime
 import json
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     monkeypatch.setattr(parts, "ROOT", tmp_path)
     monkeypatch.setattr(parts, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(parts, "FLAKY", tmp_path / "flaky.toml")
     parts.DURATIONS.write_text("{}")
+    parts.FLAKY.write_text("")
     return tmp_path
 
 
@@ -51,30 +54,62 @@ def test_every_file_of_tests_is_in_a_part_and_every_duration_is_of_one() -> None
     assert set(parts.test_files(parts.QUICK)) < set(files)
 
 
+def listing(test: str, days: int = 0) -> str:
+    since = datetime.date.today() - datetime.timedelta(days)
+    return f'[[flaky]]\ntest = "{test}"\nsince = {since}\nwhy = "a race in the test"\n'
+
+
 @pytest.mark.parametrize(
-    ("place", "failures", "status"),
-    [("harness", 0, 0), ("harness", 1, 0), ("harness", 2, 0), ("harness", 3, 1), ("runner", 1, 1)],
+    ("failures", "is_listed", "status"),
+    [(0, False, 0), (1, False, 1), (0, True, 0), (1, True, 0), (2, True, 1)],
 )
-def test_a_test_that_fails_is_tried_again_except_of_the_runner(
-    place: str, failures: int, status: int, tree: Path, capfd: pytest.CaptureFixture[str]
+def test_only_a_listed_test_is_tried_again_and_once(
+    failures: int, is_listed: bool, status: int, tree: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    name = f"tests/{place}/test_flaky.py"
+    name = "tests/harness/test_flaky.py"
     (tree / name).write_text(FLAKY.format(failures=failures))
+    parts.FLAKY.write_text(listing(f"{name}::test_it") if is_listed else "")
     assert parts.main([]) == status
     told = capfd.readouterr().out
     assert "2 of 2 parts done, 2 tests" in told
     assert (f"test: failed: {name}::test_it" in told) == (failures > 0)
-    assert (f"passed 3 times when tried again: {name}::test_it" in told) == (
-        place == "harness" and failures in (1, 2)
-    )
-    tries = int((tree / f"{name}.count").read_text())
-    assert tries == (1 if place == "runner" or not failures else min(3 + failures, 5))
+    assert ("1 flaky tests were tried again" in told) == (failures > 0 and is_listed)
+    assert int((tree / f"{name}.count").read_text()) == (2 if failures and is_listed else 1)
 
 
-def test_more_than_a_few_that_fail_are_not_tried_again(tree: Path) -> None:
-    many = "".join(f"def test_{n}(): assert 0\n" for n in range(6))
-    (tree / "tests/harness/test_many.py").write_text(many)
+def test_no_listed_test_is_tried_again_beside_one_that_is_not_listed(tree: Path) -> None:
+    for name in ("a", "b"):
+        (tree / f"tests/harness/test_{name}.py").write_text(FLAKY.format(failures=1))
+    parts.FLAKY.write_text(listing("tests/harness/test_a.py::test_it"))
     assert parts.main([]) == 1
+    assert (tree / "tests/harness/test_a.py.count").read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (listing("tests/harness/test_a.py::test_it", days=31), "has expired"),
+        (listing("tests/escapes/test_a.py::test_it"), "may not be listed"),
+        (
+            listing("tests/harness/test_a.py::test_it").replace("a race in the test", ""),
+            "no reason",
+        ),
+    ],
+)
+def test_a_listing_expires_and_none_is_of_escapes_or_without_a_reason(
+    text: str, complaint: str, tree: Path
+) -> None:
+    parts.FLAKY.write_text(text)
+    with pytest.raises(SystemExit, match=complaint):
+        parts.main([])
+
+
+def test_the_committed_listings_are_valid_and_name_tests() -> None:
+    today = datetime.date.today()
+    files = parts.test_files(["tests"])
+    assert {
+        name.partition("::")[0] for name in parts.flaky_tests(parts.FLAKY.read_text(), today)
+    } <= set(files)
 
 
 def test_what_cannot_be_collected_fails(tree: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,9 @@ class WebServer:
         self._config.certfile = str(self.trusted)
         self._config.keyfile = str(directory / "key.pem")
         self._config.accesslog = self._config.errorlog = None
+        self._config.keep_alive_timeout = self._config.ssl_handshake_timeout = (
+            300  # by default it closes what asks nothing for 5 s
+        )
         self._config.websocket_max_message_size = len(LARGE)
         self._loop = asyncio.new_event_loop()
         self._is_closed = asyncio.Event()

@@ -27,18 +27,12 @@ from typing import NamedTuple
 import msgspec
 
 from cellwright import PolicyError, Sandbox, WorkspaceError
-from cellwright.harness.sandbox.archive import pack, unpack
 from cellwright.harness.sandbox.remote import frames
-from cellwright.harness.sandbox.remote.arguments import (
-    given_of,
-    result_of,
-    weight_of,
-)
-from cellwright.harness.sandbox.remote.failures import error_of
+from cellwright.harness.sandbox.remote.call_frames import error_of, given_of, result_of, weight_of
+from cellwright.harness.sandbox.workspaces.archive import pack, unpack
 from cellwright.policies.errors import InternalError, LaunchError
 from cellwright.policies.policy import Limits
 from cellwright.runner import channel
-from cellwright.runner.audit.level import AuditLevel
 from cellwright.runner.audit.record import GENESIS, AuditEntry, line_of, parse
 from cellwright.runner.messages import (
     Answer,
@@ -56,7 +50,8 @@ from cellwright.runner.messages import (
     decode_json,
     encode,
 )  # fmt: skip
-from cellwright.runner.result import SandboxResult, SandboxStatus
+from cellwright.runner.requests.result import SandboxResult, SandboxStatus
+from cellwright.runner.settings import AuditLevel
 from cellwright.runner.watching.guest_channel import GuestChannel
 from tests.faults.frames import mutated
 from tests.harness.servers.daemon.daemons import serving
@@ -78,7 +73,7 @@ FOR_GUESTS = (
 OF_DAEMONS = (
     frames.Welcome(1, 2, 3), frames.OutputChunk("stdout", b"x"), frames.Executed(SandboxResult(status=SandboxStatus.COMPLETED, reason="exited"), b"[1]"),
     frames.Validated(False, "f"), frames.Opened("k", "i", (1,)), frames.LostReason("t"), frames.OpenedBranches((frames.Opened("k", "i"),)), frames.Paused("t"), frames.Files(()), frames.Content(b"c"),
-    frames.Done(), frames.Failure("Unenforceable", "m", "h", (("a", "b"),)), frames.Failure("LauncherLost", "m"),
+    frames.Done(), frames.Failure("Unenforceable", "m", "h", (("gaps", (("a", "b"),)),)), frames.Failure("LauncherLost", "m"),
 )  # fmt: skip
 JSON = (
     b'{"a": [1, 2.5, null, true, "t\\u00e9"], "b": {"c": []}}', b"[" * 60 + b"]" * 60, b'"' + b'\\"' * 200, b"1e400", b"-0",
@@ -90,7 +85,7 @@ PIECES = (
 )  # fmt: skip
 _LIMITS = Limits(value_bytes=4096, artifact_bytes=4096)
 _MOST_GROWTH = 32 << 20
-_MOST_MEMORY = 1 << 30  # of address space beside what is there: nobody may ask for more
+_MOST_MEMORY = 1 << 30  # additional address space: no reader may ask for more
 _HANGS_SECONDS = 120
 
 Party = Callable[[random.Random], str]  # one case; returns what came of it, in a word
@@ -119,7 +114,7 @@ def hears_a_launcher(dice: random.Random) -> str:
     """The supervisor, on a status channel: an invalid frame is an error of ours."""
     cell = FakeCell()
     held = held_cell_of(cell)
-    held._origin.listen = lambda descriptor: None  # type: ignore[method-assign,assignment,return-value]
+    held.origin.listen = lambda descriptor: None  # type: ignore[method-assign,assignment,return-value]
     try:
         _say(dice, cell._their_status, OF_LAUNCHERS)
         while channel.has_news(cell.status.fileno()):
@@ -296,7 +291,7 @@ def fuzz(seed: int, cases: int) -> dict[str, Counter[str]]:
             faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)
             assert held().descriptors == warm.descriptors, number
         if number == min(20_000, cases // 5):
-            warm = held()  # what is made once was made
+            warm = held()  # objects that are made only once exist now
         name = order[number % len(order)]
         dice = random.Random(f"{seed}:{number}")
         try:

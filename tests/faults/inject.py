@@ -23,8 +23,8 @@ import msgspec
 
 from cellwright import CellwrightError, Sandbox
 from cellwright.policies.errors import LauncherLost
-from cellwright.policies.loading import load_policy
 from cellwright.policies.policy import Policy
+from cellwright.policies.profiles.loading import load_policy
 from tests.conftest import OPTIONAL, soon
 from tests.faults.injection import ROLES, Call, injecting, numbers
 from tests.faults.posture import PROGRAM, living_in, posture

@@ -19,26 +19,26 @@ from typing import NamedTuple
 
 import pytest
 
-from cellwright.policies.seccomp import number_of
-from cellwright.policies.syscalls import syscall_table
-from cellwright.runner import launch, spawn
+from cellwright.policies.compiling.seccomp import number_of
+from cellwright.policies.compiling.syscalls import syscall_table
 from cellwright.runner.channel import receive_with_descriptors
 from cellwright.runner.kernel import notifications
 from cellwright.runner.kernel.notifications import Notification
+from cellwright.runner.launching import launch, spawn
 
 ROLES = ("keeper", "nursery", "launcher", "guest")  # each is the child of the one before it
 _ALLOW, _ASK, _FAIL = 0x7FFF0000, 0x7FC00000, 0x00050000
 _INSTRUCTION = struct.Struct("=HBBI")
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NEW_LISTENER = 1 << 3
-_LAST = "main(len(paths))"  # of what a launcher is started with
+_LAST = "main(len(paths))"  # the last line of a launcher's start
 _FILTER = (
-    "from cellwright.runner.kernel import privileges as p,now as n;"
+    "from cellwright.runner.kernel import credentials as p,steps as n;"
     "p.install_seccomp_filter(n.Now(),bytes.fromhex('{program}'));del p,n;"
 )
 ASK_THROUGH = (
     "import array,socket;"
-    "from cellwright.runner.kernel import privileges as p,now as n;"
+    "from cellwright.runner.kernel import credentials as p,steps as n;"
     "s=socket.socket(fileno={channel});"
     "l=p.install_seccomp_filter(n.Now(),bytes.fromhex('{program}'),listens=True);"
     "s.sendmsg([b'\\0.'],[(1,1,array.array('i',[l]))]);"

@@ -28,13 +28,25 @@ def own_file(directory):
     os.unlink(directory + "/own")
 def to_itself():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock: sock.connect(("127.0.0.1", 9))
+def watches():  # how many descriptors of inotify there may be, and watches: one for each file
+    libc, made, count = ctypes.CDLL(None), [], 0
+    while len(made) < 20 and (each := libc.inotify_init1(0)) >= 0: made.append(each)
+    while made and count < 2500:
+        open(f"/tmp/{count}", "x").close()
+        if libc.inotify_add_watch(made[0], b"/tmp/%d" % count, 2) < 0: break
+        count += 1
+    for number in range(count): os.unlink(f"/tmp/{number}")
+    if os.path.exists(f"/tmp/{count}"): os.unlink(f"/tmp/{count}")
+    for each in made: os.close(each)
+    return len(made), count
 seen = [
-    errno_of(lambda: open("/dev/urandom", "wb")), errno_of(lambda: open("/etc/shadow")),
+    watches(), errno_of(lambda: open("/dev/urandom", "wb")), errno_of(lambda: open("/etc/shadow")),
     errno_of(lambda: open("/proc/sys/kernel/core_pattern")), os.getsid(0), os.getpid(), sorted(os.listdir("/")),
     [errno_of(lambda: open("/dev/" + name, mode).close()) for name in ("null", "zero", "full") for mode in ("rb", "wb")],
     [errno_of(lambda: own_file(directory)) for directory in ("/workspace", "/tmp", *globals().get("writable", ()))], errno_of(to_itself),
     ctypes.CDLL(None).prctl(27, 0, 0, 0, 0),  # PR_GET_SECUREBITS
     [errno_of(lambda: open("/dev/" + name, "r+b", buffering=0).close()) for name in ("tty", "pts/ptmx")],
+    errno_of(lambda: os.get_terminal_size(os.open("/dev/urandom", os.O_RDONLY))),
     os.umask(0o22), os.uname().nodename, dict(os.environ), os.getcwd(), bool(os.listdir("/workspace")),
 ]
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
@@ -56,6 +68,7 @@ def posture(living: LiveCell) -> dict[str, Any]:
         "host's namespaces of the launcher": _shared(living.launcher, here),
         "id maps": [Path(f"{guest}/{name}").read_text().split() for name in ("uid_map", "gid_map", "setgroups")],
         "mounts": sorted(_mount(line) for line in Path(f"{guest}/mountinfo").read_text().splitlines()),
+        "addresses": sorted(re.findall(r"-- (\S+)|^(\w+)", Path(f"{guest}/net/fib_trie").read_text() + Path(f"{guest}/net/if_inet6").read_text(), re.M)),
         "limits": Path(f"{guest}/limits").read_text(),
         "descriptors": _descriptors(living.guest),
         "cgroups": [re.sub(r"\d+", "N", line) for line in Path(f"{guest}/cgroup").read_text().splitlines()],

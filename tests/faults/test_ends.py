@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cellwright import CellwrightError, Sandbox, SandboxStatus
-from cellwright.runner import held_cell
-from cellwright.runner.cgroups.tree import processes_in
+from cellwright.runner.cells import held_cell
+from cellwright.runner.cgroups.cgroup_tree import processes_in
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 from tests.escapes.live_cell import children
@@ -137,7 +137,9 @@ def test_a_process_killed_while_a_cell_is_made_and_used_leaves_nothing(victim: s
                 result = box.execute("1 + 1")
                 right = (SandboxStatus.COMPLETED, 2)
                 killed = (SandboxStatus.FAILED, None)  # by a signal, as the kernel told
-                assert (result.status, result.value) in (right, killed), call
+                # The signal may come while the guest's last word is sent: then that was heard.
+                told = (SandboxStatus.FAILED, 2) if call.name == "sendto" else killed
+                assert (result.status, result.value) in (right, killed, told), call
             assert trap.sprung.is_set(), call
             wait_for_all(ends)  # on a busy processor who was killed may live a moment longer
             assert box.execute("2 + 2").value == 4, call
@@ -157,7 +159,7 @@ def test_an_init_that_is_killed_before_its_namespaces_are_open_is_passed_over(vi
     with nothing_left(), injecting(["openat"], trap), Sandbox(policy=policy(), pool=0) as box:
         assert box.execute("1 + 1").value == 2
         pids = inspect(box).supervisor.generation.launcher.pids()
-        trap.arm(Call("nursery", "openat", 2), act)  # of its namespaces some are open already
+        trap.arm(Call("nursery", "openat", 2), act)  # some of its namespaces are open already
         assert [box.execute("1 + 1").value for _ in range(4)] == [2] * 4
         assert trap.sprung.is_set()
         assert inspect(box).supervisor.generation.launcher.pids() == pids
@@ -214,7 +216,7 @@ def test_a_launcher_stopped_while_a_program_runs_is_replaced(
         pids = inspect(box).supervisor.generation.launcher.pids()
         os.kill(pids[ROLES.index(victim)], signal.SIGSTOP)
         run.cancel()
-        with contextlib.suppress(CellwrightError):  # that it cannot be seen to end is said
+        with contextlib.suppress(CellwrightError):  # the error says that its end cannot be observed
             assert run.result().status is SandboxStatus.CANCELLED
         assert box.execute("2 + 2").value == 4
 

@@ -7,9 +7,9 @@ import pytest
 
 from cellwright import LaunchError, Sandbox, SandboxStatus
 from cellwright.policies.errors import InternalError
-from cellwright.runner import held_cell
+from cellwright.runner.cells import held_cell
+from cellwright.runner.listening.cell_listener import Listener
 from cellwright.runner.messages import Ready, encode
-from cellwright.runner.watching.listener import Listener
 from tests.conftest import policy_named
 from tests.faults.injection import numbers, shim
 from tests.faults.test_ends import nothing_left
@@ -58,7 +58,7 @@ def test_a_cell_whose_listener_is_lost_on_its_way_is_not_lent(
     with nothing_left(), monkeypatch.context() as patch:
         patch.setattr(
             held_cell, "_SETUP_SECONDS", 2.0
-        )  # of a cell that never says that it is ready
+        )  # for a cell that never reports that it is ready
         shim(f"exec({code!r});", patch)
         with (
             Sandbox(policy=policy_named("strict"), pool=0) as box,

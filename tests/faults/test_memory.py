@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from cellwright import LaunchError, Sandbox
+from cellwright.harness.schemas.checker_pool import checkers
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
-from cellwright.harness.tools.caller import Tool
-from cellwright.runner.watching import calls
+from cellwright.harness.tools.tool import Tool
+from cellwright.runner.watching import open_calls
 from tests.conftest import ROOT, policy_named
 from tests.faults.test_ends import nothing_left
 
@@ -204,11 +205,17 @@ def test_what_needs_a_thread_of_its_own_is_refused_without_and_leaves_nothing() 
 def test_a_program_whose_call_of_a_tool_gets_no_thread_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(calls, "_WORKERS", calls._Workers())  # none waits for another call
+    monkeypatch.setattr(
+        open_calls, "_WORKERS", open_calls._Workers()
+    )  # none waits for another call
     answer = Tool(ToolSpec(name="answer", owner=ToolOwner.DEVELOPER), lambda _, __: 42)
     calling = "from tools import answer\nanswer()"
     policy = policy_named("strict")
-    with nothing_left(), Sandbox(policy=policy, tools=[answer], pool=0) as box:
+    with (
+        nothing_left(),
+        contextlib.closing(checkers),  # one waits for the next value, otherwise
+        Sandbox(policy=policy, tools=[answer], pool=0) as box,
+    ):
         with threads_left(0), pytest.raises(LaunchError, match="cannot start a thread"):
             box.execute(calling)
         assert box.execute(calling).value == 42

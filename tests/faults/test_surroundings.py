@@ -23,14 +23,16 @@ import pytest
 from cellwright import (
     AuditLog,
     CellwrightError,
+    HostSettings,
     LaunchError,
+    PoolSettings,
     Sandbox,
     SandboxStatus,
     Workspaces,
     verify,
 )
 from cellwright.policies.errors import WorkspaceError
-from cellwright.runner.watching.listener import Listener
+from cellwright.runner.listening.cell_listener import Listener
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
 from tests.harness.servers.daemon.daemons import serving
@@ -150,11 +152,13 @@ def test_an_interpreter_that_is_changed_while_it_is_used_stays_what_it_was(
 
 
 def sandbox_with(bash: Path) -> Sandbox:
-    return Sandbox(policy=policy_named("standard"), pool=0, interpreters={"bash": str(bash)})
+    return Sandbox(
+        policy=policy_named("standard"), pool=0, host=HostSettings(interpreters={"bash": str(bash)})
+    )
 
 
 def test_a_python_that_is_gone_is_told_once_a_launcher_is_needed(tmp_path: Path) -> None:
-    from cellwright.runner.spawn import interpreter
+    from cellwright.runner.launching.spawn import interpreter
 
     with Sandbox(policy=policy_named("strict"), pool=0) as box:
         assert box.execute("1 + 1").value == 2
@@ -174,7 +178,9 @@ def test_a_removed_cache_directory_fails_no_call(
 ) -> None:
     """As systemd-tmpfiles does: what was kept on disk goes, with its directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with Sandbox(policy=policy_named("strict"), pool=0, fresh_exec=True) as box:
+    with Sandbox(
+        policy=policy_named("strict"), pool=PoolSettings(size=0, cells_per_launcher=1)
+    ) as box:
         for _ in range(2):
             assert box.execute("1 + 1").value == 2
             shutil.rmtree(tmp_path / "cellwright")
@@ -231,9 +237,9 @@ UNDER_PRESSURE = """
 import os, sys
 sys.path[:0] = {paths!r}
 with open({tasks!r}, "w") as file: file.write(str(os.getpid()))
-from cellwright import Sandbox
+from cellwright import HostSettings, Sandbox
 from tests.conftest import policy_named
-with Sandbox(policy=policy_named("strict"), pool=0, cgroup_root={root!r}) as box:
+with Sandbox(policy=policy_named("strict"), pool=0, host=HostSettings(cgroup_root={root!r})) as box:
     hog = box.execute("hog = bytearray(400 << 20)")
     print(hog.status.name, hog.reason, hog.value, box.execute("1 + 1").value)
 """

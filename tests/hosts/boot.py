@@ -1,6 +1,6 @@
 """Boot hosts under software emulation and run a command from the checkout in each.
 
-    boot.py [OPTIONS] [a|b|c|d|e|f ...] [-- COMMAND...]
+    boot.py [OPTIONS] [a|b|c|d|e|f|g ...] [-- COMMAND...]
 
 The guest's console is our stdout; what we have to say ourselves goes to stderr. The exit status is
 the command's own (of the first host where it failed), or 70 if a host did not come to a status.
@@ -41,8 +41,11 @@ class Host(NamedTuple):
     expects: tuple[str, ...]
     boot: str = ""
     kernel: str = ""  # the Debian package of another kernel than the image's
-    thread: str = "multi"  # of qemu's emulation: one for each processor, or a single one
+    thread: str = "multi"  # qemu's threads: one for each processor, or a single one
     foreign: bool = False  # an aarch64
+    processors: int = 2
+    memory: int = 2048  # MiB
+    options: tuple[str, ...] = ()  # of qemu
 
 
 HOSTS = {
@@ -78,6 +81,16 @@ HOSTS = {
         kernel=kernels.NEWER,
         # qemu 7.2 lets one processor run what another is patching: "Oops: int3" in this kernel.
         thread="single",
+    ),
+    "g": Host(
+        "as a, with 512 MiB and one processor",
+        "root",
+        ("root", "userns", "cgroup", "scope", "landlock"),
+        thread="single",
+        processors=1,
+        memory=512,
+        # Its clock counts instructions, a nanosecond each, so that emulation changes no time.
+        options=("-icount", "shift=0"),
     ),
 }
 # pauth-impdef: the architected algorithm for pointer authentication is slow to emulate.
@@ -138,7 +151,7 @@ def make_disks(cache: Path, work: Path, command: list[str], *, abroad: bool) -> 
     else:
         enter, busybox = image.PRIVATE_MOUNTS, Path("/bin/busybox")
         venv = layer.packages(cache, host, CHECKOUT)
-    opt = layer.make_layer(work, host, venv, CHECKOUT, command, enter)
+    opt = layer.make_layer(work, host, venv, CHECKOUT, command, busybox, enter)
     modules = (host / "modules").resolve()
     return Disks(host / "vmlinuz", modules, host / "root.ext4", opt, busybox)
 
@@ -188,7 +201,8 @@ def machine(disks: Disks, initramfs: Path, boot: str, status_file: Path, host: H
         *("setpriv", "--pdeathsig", "KILL"),  # the machine never outlives us, however we end
         *(AARCH64 if host.foreign else X86_64),
         *("-accel", f"tcg,thread={host.thread}"),
-        *("-smp", "2", "-m", "2048", "-nodefaults", "-display", "none", "-no-reboot"),
+        *("-smp", str(host.processors), "-m", str(host.memory), *host.options),
+        *("-nodefaults", "-display", "none", "-no-reboot"),
         *("-kernel", str(disks.kernel), "-initrd", str(initramfs), "-append", append),
         *("-drive", f"file={disks.root},{drive}", "-drive", f"file={disks.opt},{drive}"),
         *("-chardev", "stdio,id=console", "-chardev", f"file,id=status,path={status_file}"),

@@ -85,7 +85,7 @@ def workshop(cache: Path) -> Iterator[Path]:
     work = cache / "work"
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(work, ignore_errors=True)  # left by a killed run
         work.mkdir()
         try:
             yield work

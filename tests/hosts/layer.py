@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GUEST = Path(__file__).parent / "guest"
-EXTRAS = ("dev", "systemd")
+EXTRAS = ("dev", "prctl", "systemd")
 PYTHON = "/usr/bin/python3"  # Debian's, as in the guest: wheels compiled here fit there
 
-# ext4 is built into the kernel, virtio not into every one. This order: insmod resolves no dependencies.
+# ext4 is built into the kernel, virtio not into every one. A newer kernel has its modules here alone. This order: insmod resolves no dependencies.
 MODULES = (
     "virtio_ring", "virtio", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci",
-    "virtio_blk",
+    "virtio_blk", "overlay",
 )  # fmt: skip
 
 
@@ -87,11 +87,12 @@ def make_layer(
     venv: Path,
     checkout: Path,
     command: Sequence[str],
+    busybox: Path,
     enter: Sequence[str] = image.PRIVATE_MOUNTS,
 ) -> Path:
     """Return an ext4 image of /opt: the checkout installed in its venv, and the command."""
     opt = work / "opt"
-    image.run("cp", "-a", venv, opt)
+    image.run("cp", "-al", venv, opt)  # links: files are added there, none is changed
     copy_checkout(checkout, opt / "src/main")
     shared = checkout.parent / "shared"
     if shared.is_dir():
@@ -99,6 +100,7 @@ def make_layer(
     editable = ("--no-index", "--no-deps", "--no-build-isolation", "--editable", "/opt/src/main")
     image.run_in_root(host / "root", opt, pip_install(*editable), enter)
     shutil.copytree(GUEST, opt / "host")
+    shutil.copy2(busybox, opt / "venv/bin/busybox")  # the images of tests are made of it
     (opt / "host/command").write_text(f"exec {shlex.join(command)}\n")
     disk = work / f"{host.name}.ext4"
     image.make_ext4(opt, disk, gigabytes=4)

@@ -1,4 +1,5 @@
-"""The results of each host: one file a host in results/, shown as a table in the main README.md and in full in ours.
+"""The results of each host: one file a host in results/, shown as a table in the main README.md and in full in ours;
+and what a daemon takes on a small host, shown in harness/EDGE.md.
 
 python3 tests/hosts/results.py                    # write the table from the files
 python3 tests/hosts/results.py keep NAME TITLE    # from a survey's output on standard input
@@ -16,9 +17,9 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: end -->"
 WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
-# What doctor tries besides layers: the host, a daemon, the way out by name, and the interpreters of languages.
+# What doctor tries besides layers: the host, its GPU, a daemon, the way out by name, and the interpreters of languages.
 NOT_LAYERS = (
-    "python", "kernel", "machine", "launcher", "egress", "daemon", "verdict",
+    "python", "kernel", "machine", "launcher", "egress", "gpu", "languages", "daemon", "verdict",
     "bash", "javascript", "ruby", "sh", "typescript",
 )  # fmt: skip
 
@@ -26,19 +27,23 @@ Result = dict[str, Any]
 
 
 def keep(name: str, title: str, output: str) -> None:
-    """Write what a survey, or attacks, said to the host's file: the last line of `output` that is one.
+    """Write what a survey, attacks or edge.py said to the host's file: the last line of `output` that is one.
 
-    A survey takes the place of the one before, and so do attacks; neither that of the other.
+    Each takes the place of the one before of its kind, and a survey of tests leaves one of features.
     """
     survey, attacks = _last("survey", output), _last("attacks", output)
-    if not survey and not attacks:
+    edge = _last("edge", output)
+    if not (survey or attacks or edge):
         raise SystemExit(f"test-hosts: host {name}: the survey said nothing")
     FOLDER.mkdir(exist_ok=True)
     file = FOLDER / f"{name}.json"
     before = json.loads(file.read_text()) if file.is_file() else {}
     attacks = attacks or before.get("attacks", {})
-    result = {"host": name, "title": title} | (survey or before)
-    file.write_text(json.dumps(result | {"attacks": attacks}, indent=2) + "\n")
+    if before.get("tests"):
+        before["tests"].setdefault("date", before["date"])
+    titled = {"title": title} if survey else {}
+    result = {"host": name, "title": title} | before | survey | titled | {"attacks": attacks}
+    file.write_text(json.dumps(result | ({"edge": edge} if edge else {}), indent=2) + "\n")
 
 
 def _last(word: str, output: str) -> Result:
@@ -47,14 +52,16 @@ def _last(word: str, output: str) -> Result:
 
 
 def read_all() -> list[Result]:
-    return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    """Return the result of each host that was surveyed."""
+    found = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return [each for each in found if "findings" in each]
 
 
 def table(results: list[Result]) -> str:
     """Return the tables: a line a host, a line a layer with what was tried, a line a refusal."""
     hosts = [
         f"| {each['host']} | {each['title']} | {each['kernel']}, {each['machine']} | {_tests(each)} "
-        f"| {_attacks(each)} | {each['date']} |"
+        f"| {_features(each)} | {_attacks(each)} | {each['date']} |"
         for each in results
     ]
     names = [each["host"] for each in results]
@@ -63,7 +70,8 @@ def table(results: list[Result]) -> str:
         for layer, proof in _proofs(results).items()
     ]
     return "\n".join([
-        "| host | what it is | kernel | tests | attacks | date |", "|---|---|---|---|---|---|", *hosts, "",
+        "| host | what it is | kernel | tests | features | attacks | doctor |", "|---|---|---|---|---|---|---|",
+        *hosts, "",
         f"| layer | proved by | {' | '.join(names)} |", "|---|---|" + "---|" * len(names), *layers,
         *_refusals(results),
     ])  # fmt: skip
@@ -83,7 +91,16 @@ def _refusals(results: list[Result]) -> list[str]:
 def _tests(result: Result) -> str:
     tests = result["tests"]
     of = "" if tests.get("of", "all") == "all" else f", of {tests['of']}"
-    return f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped{of}"
+    return f"{_counts(tests)}{of}, {tests.get('date', result['date'])}"
+
+
+def _features(result: Result) -> str:
+    features = result.get("features")
+    return f"{_counts(features)}, {features['date']}" if features else ""
+
+
+def _counts(tests: Result) -> str:
+    return f"{tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped"
 
 
 def _attacks(result: Result) -> str:
@@ -91,7 +108,7 @@ def _attacks(result: Result) -> str:
     if not (said := result.get("attacks")):
         return ""
     tried = said["contained"] + len(said["ended"]) + len(said["escaped"])
-    return f"{tried} payloads, {len(said['escaped'])} escaped"
+    return f"{tried} payloads, {len(said['escaped'])} escaped, {said['date']}"
 
 
 def _proofs(results: list[Result]) -> dict[str, str]:
@@ -114,18 +131,49 @@ def brief(results: list[Result]) -> str:
     """Return a table with a line a host."""
     rows = [
         f"| {each['host']}: {each['title']} | {each['kernel']}, {each['machine']} | {_passed(each)} "
-        f"| {_attacks(each)} | {each['date']} |"
+        f"| {_features(each)} | {_attacks(each)} |"
         for each in results
     ]
     return "\n".join([
-        "| host | kernel | tests passed, failed | attacks | date |", "|---|---|---|---|---|", *rows
+        "| host | kernel | tests passed, failed | features | attacks |", "|---|---|---|---|---|", *rows
     ])  # fmt: skip
 
 
 def _passed(result: Result) -> str:
     tests = result["tests"]
     what = "all tests" if tests.get("of", "all") == "all" else "some tests"
-    return f"{what}: {tests['passed']}, {tests['failed']}"
+    return f"{what}: {tests['passed']}, {tests['failed']}, {tests.get('date', result['date'])}"
+
+
+def edge(_: list[Result]) -> str:
+    """Return a table of what edge.py found on host g."""
+    result = json.loads((FOLDER / "g.json").read_text())
+    found = result["edge"]
+    rows = [
+        f"| {title} | {found[key]['pss'] / 1024:.1f} MiB | {found[key]['rss'] / 1024:.1f} MiB |"
+        for key, title in _MEMORY.items()
+    ]
+    parts = ", ".join(
+        f"{each['name']} {each['pss'] / 1024:.1f}" for each in found["idle"]["processes"]
+    )
+    times = " | ".join(
+        f"{found[key]:.2f} s, {found[key] / found['python']:.1f} times `python3 -c pass`"
+        for key in ("start", "call")
+    )
+    return "\n".join([
+        f"| on {found['memory_mib']} MiB, {found['processors']} processor, {found['date']} | PSS | RSS |", "|---|---|---|",
+        *rows, "", f"PSS of the processes of the first row, in MiB: {parts}.", "",
+        "| start of the daemon, until it takes requests | a call by a new command, `cellwright run --connect` |",
+        "|---|---|", f"| {times} |",
+    ])  # fmt: skip
+
+
+_MEMORY = {
+    "idle": "an idle daemon with one policy, all its processes",
+    "after_calls": "the same after three calls",
+    "eight_ready": "the same with `--pool 8`, eight ready cells",
+    "idle_with_extra_systemd": "the first with the extra `systemd`",
+}
 
 
 def written(document: str, tables: str) -> str:
@@ -138,13 +186,16 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["keep"]:
         keep(*arguments[1:], sys.stdin.read())
         return
-    for folder, tables in TABLES.items():
-        readme = folder / "README.md"
-        readme.write_text(written(readme.read_text(), tables(read_all())))
+    for document, tables in TABLES.items():
+        document.write_text(written(document.read_text(), tables(read_all())))
 
 
-# Each README with a table of hosts, and what makes the table.
-TABLES = {CHECKOUT: brief, Path(__file__).parent: table}
+# Each document with a table of hosts, and what makes the table.
+TABLES = {
+    CHECKOUT / "README.md": brief,
+    Path(__file__).with_name("README.md"): table,
+    CHECKOUT / "harness/EDGE.md": edge,
+}
 
 
 if __name__ == "__main__":

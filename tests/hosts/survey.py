@@ -3,6 +3,7 @@
 
     scripts/test-hosts --record a b c d      # in each host, kept in results/
     scripts/test-hosts --record a b c e f -- python3 tests/hosts/survey.py --differing   # a part
+    scripts/test-hosts --record a b c e f -- python3 tests/hosts/survey.py --features    # another
     .venv/bin/python tests/hosts/survey.py   # here
 
 Standard library only.  The line begins with `survey: `; its end is the end of the output.
@@ -33,16 +34,46 @@ DIFFERING = (
         "cli/test_job_control", "test_terminal", "test_live_network", "servers/daemon/test_ends",
     )),
 )  # fmt: skip
+# A few tests of each feature that a host decides; emulation leaves no time for all.
+FEATURES = tuple(f"tests/{file}.py::test_{name}" for file, names in {
+    "escapes/test_used_cgroups": (
+        "the_next_cell_has_it_where_the_kernel_resets_its_peak", "it_is_retired_while_a_process_is_in_it",
+        "it_serves_as_many_cells_as_the_settings_say", "the_next_cell_is_charged_for_itself_alone",
+        "a_session_has_the_cgroup_for_itself", "nothing_is_kept_once_a_sandbox_has_settled",
+    ),
+    "escapes/test_gpu": (
+        "without_a_gpu_one_sentence_says_so", "the_named_nodes_are_devices_and_no_other_node_is_there",
+        "a_node_that_is_no_character_device_is_refused",
+    ),
+    "escapes/test_images": (
+        "root_inside_has_these_capabilities_and_ids", "the_mounts_are_those_of_the_image_and_the_cells_own",
+        "layers_are_not_changed",
+    ),
+    "harness/images/test_image_cells": ("programs_are_the_images_and_root_of_its_ids",),
+    "harness/workers/test_worker_programs": ("a_program_has_its_streams_in_this_process",),
+    "harness/projects/test_exec": (
+        "a_command_has_the_streams_and_gives_its_status", "a_review_leaves_the_project_as_it_is",
+    ),
+    "harness/judging/test_judge": ("a_right_program_is_accepted",),
+    "harness/test_languages": ("a_program_prints",),
+}.items() for name in names)  # fmt: skip
+PARTS = {
+    "--differing": ("tests", DIFFERING, "those that a host can change the end of"),
+    "--features": (
+        "features",
+        FEATURES,
+        "used cgroups, GPUs, images, workers, exec, judging, languages",
+    ),
+}
 HERE = ("tests/policies", "tests/runner", "tests/escapes", "tests/harness")  # as --hosted
 
 
 def main(arguments: list[str]) -> int:
     findings = examine()
-    differing = arguments == ["--differing"]
-    status, tests = pass_tests(list(DIFFERING) if differing else arguments)
-    if differing:
-        tests["of"] = "those that a host can change the end of"
-    print("survey:", json.dumps(facts() | {"findings": findings, "tests": tests}), flush=True)
+    part, files, title = PARTS.get(" ".join(arguments), ("tests", arguments, ""))
+    status, counts = pass_tests(list(files))
+    counts |= {"date": time.strftime("%Y-%m-%d")} | ({"of": title} if title else {})
+    print("survey:", json.dumps(facts() | {"findings": findings, part: counts}), flush=True)
     return status
 
 

@@ -1,0 +1,15 @@
+PRAGMA application_id = 1667591276;
+PRAGMA user_version = 1001;
+BEGIN TRANSACTION;
+CREATE TABLE tools (
+    key TEXT PRIMARY KEY, name TEXT NOT NULL, maker TEXT NOT NULL, latest INTEGER NOT NULL,
+    removed INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE versions (
+    key TEXT NOT NULL, version INTEGER NOT NULL, state TEXT NOT NULL, shape TEXT NOT NULL,
+    spec BLOB NOT NULL, uses INTEGER NOT NULL DEFAULT 0, failures INTEGER NOT NULL DEFAULT 0,
+    in_a_row INTEGER NOT NULL DEFAULT 0, UNIQUE (key, version)
+);
+CREATE INDEX shapes ON versions (shape);
+CREATE INDEX makers ON tools (maker);
+COMMIT;
