@@ -117,7 +117,8 @@ def install(languages: list[HostLanguage]) -> None:
         ["apt-cache", "--names-only", "search", "^(" + "|".join(wanted) + ")$"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    names = [line.split()[0] for line in known.replace("+", "+").splitlines()]
+    found = {line.split()[0] for line in known.splitlines()}  # packages that provide one, too
+    names = [name for name in wanted if name in found]
     if names:
         command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends"]
         command += ["-o", "DPkg::Lock::Timeout=300", *names]
