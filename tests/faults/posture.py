@@ -114,4 +114,5 @@ def _mount(line: str) -> tuple[str, ...]:
     fields, _, of = line.partition(" - ")
     _, _, _, root, place, flags, *spread = fields.split()
     kind, _, options = of.split(" ", 2)
+    root = root.removesuffix("//deleted")  # as ldconfig(8) replaces /etc/ld.so.cache at any time
     return root, place, flags, " ".join(spread), kind, options
