@@ -1,6 +1,5 @@
-"""`scripts/test`: parts of equal length, and a retry for listed tests alone."""
+"""`scripts/test`: parts of equal length, and one more try of a few failed tests."""
 
-import datetime
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from tests import parts
 from tests.conftest import ROOT
 
 # Fails until it ran as often as the file beside it says.
-FLAKY = """
+UNSTEADY = """
 from pathlib import Path
 def test_it():
     count = Path(__file__ + ".count")
@@ -33,9 +32,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     monkeypatch.setattr(parts, "ROOT", tmp_path)
     monkeypatch.setattr(parts, "DURATIONS", tmp_path / "durations.json")
-    monkeypatch.setattr(parts, "FLAKY", tmp_path / "flaky.toml")
     parts.DURATIONS.write_text("{}")
-    parts.FLAKY.write_text("")
     return tmp_path
 
 
@@ -54,62 +51,43 @@ def test_every_file_of_tests_is_in_a_part_and_every_duration_is_of_one() -> None
     assert set(parts.test_files(parts.QUICK)) < set(files)
 
 
-def listing(test: str, days: int = 0) -> str:
-    since = datetime.date.today() - datetime.timedelta(days)
-    return f'[[flaky]]\ntest = "{test}"\nsince = {since}\nwhy = "a race in the test"\n'
-
-
-@pytest.mark.parametrize(
-    ("failures", "is_listed", "status"),
-    [(0, False, 0), (1, False, 1), (0, True, 0), (1, True, 0), (2, True, 1)],
-)
-def test_only_a_listed_test_is_tried_again_and_once(
-    failures: int, is_listed: bool, status: int, tree: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("failures", "status"), [(0, 0), (1, 0), (2, 1)])
+def test_a_failed_test_is_tried_again_once_and_named(
+    failures: int, status: int, tree: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    name = "tests/harness/test_flaky.py"
-    (tree / name).write_text(FLAKY.format(failures=failures))
-    parts.FLAKY.write_text(listing(f"{name}::test_it") if is_listed else "")
+    name = "tests/harness/test_unsteady.py"
+    (tree / name).write_text(UNSTEADY.format(failures=failures))
     assert parts.main([]) == status
     told = capfd.readouterr().out
     assert "2 of 2 parts done, 2 tests" in told
     assert (f"test: failed: {name}::test_it" in told) == (failures > 0)
-    assert ("1 flaky tests were tried again" in told) == (failures > 0 and is_listed)
-    assert int((tree / f"{name}.count").read_text()) == (2 if failures and is_listed else 1)
+    assert (f"passed when tried again: {name}::test_it" in told) == (failures == 1)
+    assert int((tree / f"{name}.count").read_text()) == (2 if failures else 1)
 
 
-def test_no_listed_test_is_tried_again_beside_one_that_is_not_listed(tree: Path) -> None:
-    for name in ("a", "b"):
-        (tree / f"tests/harness/test_{name}.py").write_text(FLAKY.format(failures=1))
-    parts.FLAKY.write_text(listing("tests/harness/test_a.py::test_it"))
+@pytest.mark.parametrize("others", [("harness/test_b", "harness/test_c"), ("escapes/test_b",)])
+def test_nothing_is_tried_again_beside_many_or_one_of_security(
+    others: tuple[str, ...], tree: Path
+) -> None:
+    (tree / "tests/escapes").mkdir()
+    for name in ("harness/test_a", *others):
+        (tree / f"tests/{name}.py").write_text(UNSTEADY.format(failures=1))
     assert parts.main([]) == 1
     assert (tree / "tests/harness/test_a.py.count").read_text() == "1"
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    "name",
     [
-        (listing("tests/harness/test_a.py::test_it", days=31), "has expired"),
-        (listing("tests/escapes/test_a.py::test_it"), "may not be listed"),
-        (
-            listing("tests/harness/test_a.py::test_it").replace("a race in the test", ""),
-            "no reason",
-        ),
+        "tests/runner/audit/test_log.py",
+        "tests/policies/test_compile.py",
+        "tests/harness/skills/test_hostile_folders.py",
+        "tests/harness/projects/test_credentials.py",
     ],
 )
-def test_a_listing_expires_and_none_is_of_escapes_or_without_a_reason(
-    text: str, complaint: str, tree: Path
-) -> None:
-    parts.FLAKY.write_text(text)
-    with pytest.raises(SystemExit, match=complaint):
-        parts.main([])
-
-
-def test_the_committed_listings_are_valid_and_name_tests() -> None:
-    today = datetime.date.today()
-    files = parts.test_files(["tests"])
-    assert {
-        name.partition("::")[0] for name in parts.flaky_tests(parts.FLAKY.read_text(), today)
-    } <= set(files)
+def test_tests_of_security_are_known_by_their_files(name: str) -> None:
+    assert parts._NEVER_AGAIN.match(f"{name}::test_it")
+    assert not parts._NEVER_AGAIN.match("tests/harness/skills/test_tools.py::test_a_killed_run")
 
 
 def test_what_cannot_be_collected_fails(tree: Path, capfd: pytest.CaptureFixture[str]) -> None:
