@@ -2,12 +2,13 @@
 
 import contextlib
 import ctypes
-import glob
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from ..harness.sandbox.inspection import LauncherPids, inspect
 from ..harness.sandbox.sandbox import Sandbox
@@ -113,15 +114,20 @@ def guests_of(sandbox: Sandbox) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    found = []
-    for file in glob.glob(f"/proc/{pid}/task/*/children"):
-        found += [int(child) for child in _read(file).split()]
-    return found
+    """Return the pids of a process's children, zombies included; none if it is gone."""
+    return _below(pid, is_recursive=False)
 
 
 def descendants(pid: int) -> list[int]:
     """Return every process below `pid`, zombies included."""
-    return [each for child in children(pid) for each in (child, *descendants(child))]
+    return _below(pid, is_recursive=True)
+
+
+def _below(pid: int, is_recursive: bool) -> list[int]:
+    # /proc/PID/task/TID/children leaves out others where one of them ends meanwhile (proc(5)).
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [each.pid for each in psutil.Process(pid).children(is_recursive)]
+    return []
 
 
 def private_bytes(pid: int) -> int | None:

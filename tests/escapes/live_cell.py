@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from cellwright import Sandbox
+from cellwright.benchmarks.census import children
 from cellwright.testing import inspect
 from tests.conftest import soon
 
@@ -32,10 +33,6 @@ class LiveCell:
             != os.readlink(f"/proc/{self.launcher}/ns/{kind}")
             for kind in ("ipc", "net", "uts")
         )
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def status(pid: int, task: str = "") -> dict[str, str]:

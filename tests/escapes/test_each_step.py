@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from cellwright import CellwrightError, PoolSettings, Sandbox, SandboxStatus
+from cellwright.benchmarks.census import children
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import MIB, Filesystem, Policy, Validation
 from cellwright.runner import channel
@@ -26,7 +27,7 @@ from cellwright.runner.cells import held_cell
 from cellwright.runner.messages import Booted, encode
 from cellwright.testing import inspect
 from tests.conftest import policy_named, with_limits
-from tests.escapes.live_cell import LiveCell, children
+from tests.escapes.live_cell import LiveCell
 from tests.faults.injection import shim
 from tests.faults.posture import PROGRAM, posture
 from tests.network import policy as network_policy

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from cellwright import Sandbox
+from cellwright.benchmarks.census import children
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
-from tests.escapes.live_cell import children, status
+from tests.escapes.live_cell import status
 from tests.faults.injection import numbers
 
 pytestmark = pytest.mark.needs("root")

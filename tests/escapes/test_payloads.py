@@ -21,12 +21,12 @@ import msgspec
 import pytest
 
 from cellwright import HostSettings, Sandbox, SandboxResult
+from cellwright.benchmarks.census import children
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import MIB, Network, Policy
 from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
 from tests.conftest import CAPS, SHARED, policy_named, with_limits
-from tests.escapes.live_cell import children
 from tests.network import (
     LOOPBACK,
     NAME,

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from cellwright import HostSettings, Sandbox
+from cellwright.benchmarks.census import children
 from cellwright.harness.schemas.spec import ToolOwner, ToolSpec
 from cellwright.harness.tools.tool import Tool
 from cellwright.runner.launcher import inits
 from cellwright.testing import inspect
 from tests.conftest import policy_named
-from tests.escapes.live_cell import NAMESPACES, LiveCell, children, status
+from tests.escapes.live_cell import NAMESPACES, LiveCell, status
 
 pytestmark = pytest.mark.needs("root")
 HELD_BY_INIT = ("ipc", "net", "pid", "uts")

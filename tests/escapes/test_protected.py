@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from cellwright import PolicyError, Sandbox, SandboxResult
+from cellwright.benchmarks.census import children
 from cellwright.policies.compiling.environment import check_protected
 from cellwright.policies.policy import Policy
 from cellwright.runner.launcher.git_settings import why_not
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon, with_limits
-from tests.escapes.live_cell import children
 
 PAYLOAD = next(Path(__file__).with_name("payloads").glob("LAY-39*"))
 # What that payload attacks, beneath the directory that it may write.

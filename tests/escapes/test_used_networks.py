@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from cellwright import LaunchError, Sandbox
+from cellwright.benchmarks.census import children
 from cellwright.policies.network.rule import NetworkRule
 from cellwright.policies.policy import Network, Policy, Processes
 from cellwright.runner.kernel import process_calls as processes
@@ -18,7 +19,6 @@ from cellwright.runner.launcher import inits
 from cellwright.runner.settings import PoolSettings
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, policy_named, soon
-from tests.escapes.live_cell import children
 from tests.faults.injection import Call, injecting
 
 pytestmark = pytest.mark.needs("root")

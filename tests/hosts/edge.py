@@ -10,6 +10,7 @@ resident memory in which a page of several processes counts once (proc_pid_smaps
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -104,10 +105,20 @@ def memory_of(pid: int) -> dict[str, Any]:
 
 
 def tree(pid: int) -> list[int]:
-    below: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        below += map(int, (task / "children").read_text().split())
-    return [pid, *(each for child in below for each in tree(child))]
+    """Return `pid` and the processes below it.
+
+    /proc/PID/task/TID/children is no way to ask: where one of them ends meanwhile it leaves out others (proc(5)).
+    """
+    parents = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(each.name)] = int(
+                _read(int(each.name), "stat").rpartition(")")[2].split()[1]
+            )
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
 
 
 def sizes_of(pid: int) -> dict[str, int]:

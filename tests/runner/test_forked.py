@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, SandboxStatus
+from cellwright.benchmarks.census import children
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
-from tests.escapes.live_cell import children
 
 pytestmark = pytest.mark.needs("userns")
 

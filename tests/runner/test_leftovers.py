@@ -19,25 +19,13 @@ from pathlib import Path
 import pytest
 
 from cellwright import CellwrightError, HostSettings, PolicyError, Sandbox, SandboxStatus
+from cellwright.benchmarks.census import children, descendants
 from cellwright.benchmarks.leak_checks import own_temporary_files
 from cellwright.policies.errors import LauncherLost
 from cellwright.policies.policy import Filesystem
 from cellwright.runner.supervisor import Supervisor
 from cellwright.testing import inspect
 from tests.conftest import OPTIONAL, ROOT, policy_named, soon
-
-
-def descendants(pid: int) -> list[int]:
-    """Return every process below `pid`, zombies included."""
-    found = []
-    for children in glob.glob(f"/proc/{pid}/task/*/children"):
-        try:
-            direct = [int(each) for each in Path(children).read_text().split()]
-        except OSError:
-            continue
-        for child in direct:
-            found += [child, *descendants(child)]
-    return found
 
 
 def cgroups_of(pid: int) -> set[str]:
@@ -139,9 +127,8 @@ def settle(supervisor: Supervisor) -> None:
     generation = supervisor.generation
     with contextlib.suppress(LauncherLost):
         nursery = generation.launcher.pids()[1]
-        children = Path(f"/proc/{nursery}/task/{nursery}/children")
         wanted = 3 + generation._living if generation.forks else 1  # the launcher, two inits, cells
-        soon(lambda: len(children.read_text().split()) == wanted)
+        soon(lambda: len(children(nursery)) == wanted)
 
 
 def name_of(pid: int) -> str:

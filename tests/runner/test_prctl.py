@@ -9,12 +9,13 @@ import prctl  # scripts/setup installs it
 import pytest
 
 from cellwright import Sandbox
+from cellwright.benchmarks.census import children
 from cellwright.harness.cli.helping.doctor import examine
 from cellwright.runner.cell import privileges
 from cellwright.runner.launching import spawn
 from cellwright.testing import inspect
 from tests.conftest import ROOT, policy_named, soon
-from tests.escapes.live_cell import LiveCell, children, status
+from tests.escapes.live_cell import LiveCell, status
 
 FIELDS = (
     "Name",
