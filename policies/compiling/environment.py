@@ -35,7 +35,7 @@ TRUSTING = (
 def environment_of(
     policy: Policy, host: Host, layers: tuple[str, ...], language: str
 ) -> dict[str, str]:
-    variables = _ALWAYS | _for_runtimes(policy, layers, language)
+    variables = _ALWAYS | _for_runtimes(policy, host, layers, language)
     if policy.python.path:  # tell drawing libraries that there is no screen
         variables |= {"MPLBACKEND": "Agg", "MPLCONFIGDIR": "/tmp"}  # noqa: S108 - in the cell
     if policy.network.allow and host.certificates:
@@ -51,7 +51,9 @@ def environment_of(
     return variables | policy.environment
 
 
-def _for_runtimes(policy: Policy, layers: tuple[str, ...], language: str) -> dict[str, str]:
+def _for_runtimes(
+    policy: Policy, host: Host, layers: tuple[str, ...], language: str
+) -> dict[str, str]:
     """Return the variables of runtimes; texts for one variable are put together, but the first of
     numbers is taken."""
     programs, memory = policy.processes.subprocesses, policy.limits.memory_bytes
@@ -60,6 +62,7 @@ def _for_runtimes(policy: Policy, layers: tuple[str, ...], language: str) -> dic
         "programs": programs or language not in SPOKEN,
         "queries": programs or bool(policy.python.path),
         "rlimit_as": runs_others and "rlimit_as" in layers,
+        "node": runs_others and "rlimit_as" in layers and not host.node_option,
         "write": runs_others and bool(policy.filesystem.write),
         "preload": bool(policy.python.path and policy.python.preload),
         "deaf": (runs_others or bool(policy.python.path)) and "listener" not in layers,

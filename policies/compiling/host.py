@@ -31,6 +31,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     seccomp: str = ""
     listener: str = ""
     file_watching: str = ""  # why the limits of inotify cannot be set; empty if they can
+    node_option: str = (
+        ""  # why node refuses --disable-wasm-trap-handler, which 20.15 and 22.2 brought
+    )
     open_files: int = 1_048_576  # the hard RLIMIT_NOFILE
     landlock_abi: int = 0
     # the file of the authorities that the host trusts, empty if there is none

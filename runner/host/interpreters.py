@@ -201,14 +201,37 @@ def _require_types_stripped(node: str) -> None:
 def _version_without_types(node: str) -> str:
     """Return the version of a node that cannot strip types from a program; empty if it can."""
     script = "console.log(process.version, typeof require('module').stripTypeScriptTypes)"
-    done = subprocess.run(
-        [node, "-e", script], env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=_ASK_SECONDS, check=False,
-    )  # fmt: skip
+    done = _ask_node(node, script)
     version, _, kind = done.stdout.strip().partition(" ")
     if kind == "function":
         return ""
     return version or done.stderr.strip()[-200:] or "of no version"
+
+
+def why_no_node_option(interpreter: HostInterpreter | None) -> str:
+    """Return why node refuses the option that runtimes.toml has for it: the interpreter if it is one,
+    else the host's. Empty if it takes the option, or is not installed."""
+    is_node = interpreter and interpreter_of(interpreter.language) == "javascript"
+    node = interpreter.path if interpreter and is_node else shutil.which("node", path=PLACES)
+    if node is None or not os.path.exists(node):  # an image has its own
+        return ""
+    stat = os.stat(node)
+    key = f"node option {node} {stat.st_mtime_ns} {stat.st_size}"
+    return cached(key, str, lambda: _refusal_of_option(node))
+
+
+def _refusal_of_option(node: str) -> str:
+    done = _ask_node(node, "", {"NODE_OPTIONS": "--disable-wasm-trap-handler"})
+    return (done.stderr.strip()[-200:] or "it fails") if done.returncode else ""
+
+
+def _ask_node(
+    node: str, script: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [node, "-e", script], env=environment, cwd="/", stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=_ASK_SECONDS, check=False,
+    )  # fmt: skip
 
 
 # Shared libraries of the host that Python packages need beyond the interpreter's own: a wheel

@@ -126,6 +126,10 @@ def plan_for(
 
     Raises PolicyError and Unenforceable.
     """
+    if (interpreter or policy.processes.subprocesses) and host.cgroups.get("memory", "none"):
+        from .interpreters import why_no_node_option
+
+        host = msgspec.structs.replace(host, node_option=why_no_node_option(interpreter))
     values = policy, host, learning, interpreter, shows_sockets, groups
     given = msgspec.msgpack.encode(values, order="sorted")
     key = b"plan " + _compiler_identity() + given

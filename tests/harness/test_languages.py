@@ -397,6 +397,20 @@ def test_a_node_that_cannot_strip_types_is_named_with_what_is_needed(tmp_path: P
         box.execute("1", "typescript")
 
 
+def test_a_node_without_the_option_for_small_address_spaces_does_without(tmp_path: Path) -> None:
+    says = "node: it is not allowed in NODE_OPTIONS"
+    nodes = {name: tmp_path / name for name in ("old", "new")}
+    nodes["old"].write_text(
+        f'#!/bin/sh\n[ -z "$NODE_OPTIONS" ] || {{ echo {says} >&2; exit 9; }}\n'
+    )
+    nodes["new"].write_text("#!/bin/sh\n")
+    for name, refusal in (("old", says), ("new", ""), ("none", "")):
+        if name in nodes:
+            nodes[name].chmod(0o755)
+        found = interpreters.HostInterpreter("javascript", str(tmp_path / name), (), (), ())
+        assert interpreters.why_no_node_option(found) == refusal
+
+
 @pytest.mark.parametrize(
     ("interpreters", "complaint"),
     [

@@ -363,6 +363,11 @@ PROGRAMS = Processes(subprocesses=True)
             },
         ),
         (
+            Policy(processes=PROGRAMS, optional_layers=("cgroup",)),
+            msgspec.structs.replace(NO_CGROUPS, node_option="not allowed in NODE_OPTIONS"),
+            {"ERL_ZFLAGS": "+MIscs 64"},
+        ),
+        (
             Policy(python=Python(path=("/opt/p",), preload=("numpy",))),
             FULL,
             {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
@@ -374,6 +379,8 @@ def test_runtimes_are_told_what_they_cannot_see(
 ) -> None:
     environment = compile_policy(policy, made_up).environment
     assert variables.items() <= environment.items()
+    if made_up.node_option:
+        assert "NODE_OPTIONS" not in environment
     if not variables:
         assert set(environment) == {"HOME", "LANG", "PATH", "TMPDIR", "TZ"}
 

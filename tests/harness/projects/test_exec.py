@@ -18,11 +18,12 @@ import pytest
 from cellwright import BusyError, PolicyError, Sandbox
 from cellwright.harness.sandbox.projects.known_programs import known_programs
 from cellwright.harness.sandbox.projects.project_changes import open_changes
-from tests.conftest import soon
+from tests.conftest import OPTIONAL, policy_named, soon
 from tests.harness.cli.test_shell import Person
 
 pytestmark = pytest.mark.needs("userns")
-COMMAND = (sys.executable, "-m", "cellwright", "exec")
+CELLWRIGHT = (sys.executable, "-m", "cellwright")
+COMMAND = (*CELLWRIGHT, "exec", *(word for each in OPTIONAL for word in ("--optional", each)))
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_a_file_of_the_project_is_no_agent_whatever_its_name_is(
 
 def test_a_command_is_hung_up_with_the_terminal_of_its_caller(project: Path) -> None:
     line = "trap 'echo hung up > told; exit' HUP; echo ready; while :; do sleep 1; done"
-    with Sandbox(policy="project", pool=0) as sandbox:
+    with Sandbox(policy=policy_named("project"), pool=0) as sandbox:
         with sandbox.exec(["sh", "-c", line], terminal=(24, 80)) as run:
             os.set_blocking(run.program.master, True)
             assert b"ready" in os.read(run.program.master, 100)
@@ -323,7 +324,7 @@ def test_a_repository_that_a_command_makes_runs_nothing_on_the_host(project: Pat
 
 
 def test_the_same_from_python(project: Path) -> None:
-    with Sandbox(policy="project", pool=0) as sandbox:
+    with Sandbox(policy=policy_named("project"), pool=0) as sandbox:
         with sandbox.exec(["sh", "-c", "echo two >> a.txt; exit 4"]) as run:
             assert os.read(run.program.stdout, 100) == b""
         assert run.exit_code == 4
@@ -348,7 +349,7 @@ def test_a_review_leaves_the_project_as_it_is(home: Path, project: Path) -> None
 
 
 def test_changes_that_wait_are_one_commands_at_a_time(project: Path) -> None:
-    with Sandbox(policy="project", pool=0) as sandbox:
+    with Sandbox(policy=policy_named("project"), pool=0) as sandbox:
         with sandbox.exec(["cat"], review=True), pytest.raises(BusyError, match="has the changes"):
             sandbox.exec(["true"], review=True)
         with sandbox.exec(["true"], review=True) as run:
@@ -435,9 +436,7 @@ def outer(project: Path) -> Iterator[Person]:
     command = "bash", "--norc", "--noprofile", "-i"
     person = Person(command=command)
     try:
-        person.type(
-            b"PS1='outer> '; cellwright() { %s \"$@\"; }\n" % " ".join(COMMAND[:-1]).encode()
-        )
+        person.type(b"PS1='outer> '; cellwright() { %s \"$@\"; }\n" % " ".join(CELLWRIGHT).encode())
         person.until(b"outer> ")
         yield person
     finally:
@@ -565,7 +564,7 @@ export XDG_STATE_HOME={tmp_path}/merged
 ! "$@" changes discard new && "$@" changes apply
 """
     done = subprocess.run(
-        ("unshare", "-m", "sh", "-ec", steps, "sh", *COMMAND[:-1]),
+        ("unshare", "-m", "sh", "-ec", steps, "sh", *CELLWRIGHT),
         capture_output=True,
         timeout=240,
         check=False,
