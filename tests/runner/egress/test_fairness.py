@@ -9,7 +9,7 @@ import pytest
 
 from cellwright import Sandbox, SandboxStatus
 from cellwright.policies.network.rule import NetworkRule
-from tests.conftest import soon
+from tests.conftest import soon, with_limits
 from tests.network import NAME, Server, answer_http, policy, resolving, serving, tcp
 
 _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n" * 2600
@@ -144,7 +144,8 @@ def test_a_cell_is_served_beside_one_that_takes_all_it_can_get(
         NetworkRule(host=f"*.{NAME}", ports=(servers.ports["port"],)),
     )  # fmt: skip
     program = _BEGIN + GREEDY[greed] + _END
-    with Sandbox(policy=policy(*rules), pool=0) as box, ThreadPoolExecutor(1) as pool:
+    patient = with_limits(policy(*rules), wall_seconds=120)  # `soon` waits for the greedy one
+    with Sandbox(policy=patient, pool=0) as box, ThreadPoolExecutor(1) as pool:
         quiet = box.execute(_OTHER, inputs=servers.inputs)
         greedy = pool.submit(box.execute, program, inputs=servers.inputs)
         try:
