@@ -7,7 +7,7 @@ import pytest
 
 from cellwright import CommandResult, Policy, PolicyError, Sandbox
 from cellwright.policies.policy import Validation
-from tests.conftest import OPTIONAL, policy_named, with_limits
+from tests.conftest import OPTIONAL, policy_named, soon, with_limits
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -114,7 +114,8 @@ def test_a_session_keeps_its_names_directory_and_background_programs(standard: S
         session.execute("import os\nkept = 1\nos.mkdir('inner')\nos.chdir('inner')")
         assert session.run(["pwd"]).stdout == "/workspace/inner\n"
         assert session.run("sleep 600 & echo $!", shell=True).ok
-        assert session.run("ps -e -o comm=", shell=True).stdout.count("sleep") == 1
+        commands = "ps -e -o comm="  # until the shell's child has become sleep(1), it is named sh
+        assert soon(lambda: session.run(commands, shell=True).stdout.count("sleep") == 1)
         session.run("echo data > file", shell=True)
         assert session.execute("open('file').read()").value == "data\n"
         names = session.execute("sorted(name for name in dir() if not name.startswith('_'))")
