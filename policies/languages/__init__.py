@@ -87,7 +87,7 @@ def interpreted_languages() -> tuple[str, ...]:
 
 def interpreter_of(language: str) -> str:
     """Return the language whose interpreter runs `language`."""
-    return LANGUAGES[language].shares or language
+    return (language in LANGUAGES and LANGUAGES[language].shares) or language
 
 
 def program_that_does_nothing(language: str) -> str:

@@ -409,6 +409,8 @@ def test_a_node_without_the_option_for_small_address_spaces_does_without(tmp_pat
             nodes[name].chmod(0o755)
         found = interpreters.HostInterpreter("javascript", str(tmp_path / name), (), (), ())
         assert interpreters.why_no_node_option(found) == refusal
+    compiled = interpreters.HostInterpreter("c", "/builds", (), (), ())
+    assert interpreters.why_no_node_option(compiled) == interpreters.why_no_node_option(None)
 
 
 @pytest.mark.parametrize(
