@@ -1,10 +1,11 @@
 """`cellwright languages`: lists the languages of programs on this host."""
 
 import argparse
+import os
 import subprocess
 
 from ....policies.languages.table import language_table
-from ....runner.host.interpreters import HostLanguage, host_languages
+from ....runner.host.interpreters import PLACES, HostLanguage, host_languages
 from ....runner.host.runtime import find_runtime
 from ....runner.launching.spawn import interpreter
 from ..options import SUCCEEDED, add_json, print_json
@@ -50,7 +51,7 @@ def version_of(language: HostLanguage) -> str:
     try:
         done = subprocess.run(
             language.version, capture_output=True, text=True, timeout=_SECONDS, check=False,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL, env=os.environ | {"PATH": PLACES},  # where cells find it
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""

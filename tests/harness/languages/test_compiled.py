@@ -22,6 +22,7 @@ from cellwright import (
     SandboxStatus,
 )
 from cellwright.harness.cli.helping import doctor
+from cellwright.harness.cli.helping.languages import version_of
 from cellwright.harness.sandbox.languages.build_store import BuildStore
 from cellwright.harness.sandbox.languages.compiled import Build
 from cellwright.judging import Case, Verdict
@@ -348,6 +349,17 @@ def test_the_command_lists_languages_with_versions_and_packages() -> None:
     assert rows["cpp"]["kind"] == "compiled"
     assert all(row["package"] for row in rows.values())
     assert all(bool(row["version"]) != bool(row["missing"]) for row in rows.values())
+
+
+def test_a_version_is_that_of_the_program_which_cells_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "bash"
+    other.write_text("#!/bin/sh\necho another\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    language = interpreters.HostLanguage("bash", "", "", "", "", (), ("bash", "--version"))
+    assert version_of(language).startswith("GNU bash")
 
 
 def test_a_language_without_sessions_is_refused_with_what_to_do(sandbox: Sandbox) -> None:
