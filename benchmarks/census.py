@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from ..harness.sandbox.inspection import LauncherPids, inspect
 from ..harness.sandbox.sandbox import Sandbox
 
@@ -114,20 +112,20 @@ def guests_of(sandbox: Sandbox) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of a process's children, zombies included; none if it is gone."""
-    return _below(pid, is_recursive=False)
+    """Return the pids of a process's children, zombies included.
+
+    /proc/PID/task/TID/children leaves out others where one of them ends meanwhile (proc(5)).
+    """
+    return [each for each, stat in every_process().items() if stat.parent == pid]
 
 
 def descendants(pid: int) -> list[int]:
     """Return every process below `pid`, zombies included."""
-    return _below(pid, is_recursive=True)
-
-
-def _below(pid: int, is_recursive: bool) -> list[int]:
-    # /proc/PID/task/TID/children leaves out others where one of them ends meanwhile (proc(5)).
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [each.pid for each in psutil.Process(pid).children(is_recursive)]
-    return []
+    parents = {each: stat.parent for each, stat in every_process().items()}
+    found = [pid]
+    for above in found:
+        found += [each for each, parent in parents.items() if parent == above]
+    return found[1:]
 
 
 def private_bytes(pid: int) -> int | None:
