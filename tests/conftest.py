@@ -29,6 +29,7 @@ from cellwright.policies.policy import Policy
 from cellwright.policies.profiles.loading import load_policy
 from cellwright.runner.host.plans import probe_host
 from cellwright.runner.kernel import landlock
+from cellwright.runner.launching import living
 from cellwright.testing import inspect
 from tests import host_settings
 from tests.browser import Browser
@@ -75,6 +76,16 @@ CAPS = ("cgroup_memory", "cgroup_cpu", "cgroup_pids")
 
 def _user_namespaces() -> bool:
     return not probe_host({}).user_namespaces
+
+
+@pytest.fixture
+def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of this test's records of sandboxes: those of other processes of this user are not ours to
+    show or end."""
+    directory = tmp_path / "cellwright" / "living"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(living, "_directories", lambda: iter([str(directory)]))
+    return directory
 
 
 def soon(condition: Callable[[], bool]) -> bool:

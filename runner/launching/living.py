@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 64 * 1024
 _END_SECONDS = 5.0
+_ROOTS_RUNTIME = "/run"
 _PREFIX = "cellwright"  # prefix of directories of exposed ports
 # Files of a lock of packages, and of the authority of a sandbox.
 _OWN_FILES = (
@@ -156,22 +157,32 @@ def _identity(pid: int) -> ProcessIdentity:
 
 
 def _directory() -> str | None:
-    """Return the directory of the records, which only this user can write; None if there is none."""
-    place = os.environ.get("XDG_RUNTIME_DIR", "")
-    if not os.path.isabs(place):
-        place = os.environ.get("XDG_CACHE_HOME") or os.path.join(
-            os.environ.get("HOME", ""), ".cache"
-        )
-    if not os.path.isabs(place):
-        return None
-    directory = os.path.join(place, "cellwright", "living")
-    try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+    """Return the directory of new records; None if there is none that only this user can write."""
+    for directory in _directories():
+        with contextlib.suppress(OSError):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        if _is_ours(directory):
+            return directory
+    return None
+
+
+def _directories() -> Iterator[str]:
+    """Yield where this user's processes put records, as their environments say: a session of systemd's
+    has XDG_RUNTIME_DIR, another process its home, a system service of root's neither."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.environ.get("HOME", ""), ".cache")
+    for place in (
+        os.environ.get("XDG_RUNTIME_DIR", ""), cache, "" if os.geteuid() else _ROOTS_RUNTIME,
+    ):  # fmt: skip
+        if os.path.isabs(place):
+            yield os.path.join(place, "cellwright", "living")
+
+
+def _is_ours(directory: str) -> bool:
+    with contextlib.suppress(OSError):
         found = os.lstat(directory)
-    except OSError:
-        return None
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return directory if ours and not found.st_mode & 0o022 else None
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        return ours and not found.st_mode & 0o022
+    return False
 
 
 def list_living() -> list[Living]:
@@ -183,8 +194,8 @@ def list_living() -> list[Living]:
 def _files(pattern: str) -> "list[Path]":
     from pathlib import Path  # slow to import, and not needed to keep a record
 
-    directory = _directory()
-    return list(Path(directory).glob(pattern)) if directory else []
+    places = dict.fromkeys(filter(_is_ours, _directories()))
+    return [path for directory in places for path in Path(directory).glob(pattern)]
 
 
 def _sort_key(id: str) -> tuple[int, ...]:

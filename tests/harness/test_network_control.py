@@ -46,11 +46,8 @@ reach()
 
 
 @pytest.fixture(autouse=True)
-def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The sandboxes of other processes of this user are not ours to ask."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def resolved(own_records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, {NAME: [["127.0.0.1"]], OTHER: [["127.0.0.1"]]})
-    return tmp_path / "cellwright" / "living"
 
 
 @pytest.fixture

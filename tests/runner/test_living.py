@@ -16,13 +16,8 @@ from cellwright.runner.launching import living
 from cellwright.testing import inspect
 from tests.conftest import policy_named, soon
 
-pytestmark = pytest.mark.needs("userns")
-
-
-@pytest.fixture(autouse=True)
-def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other processes of this user have is not ours to end."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+pytestmark = [pytest.mark.needs("userns"), pytest.mark.usefixtures("own_records")]
+DIRECTORIES = living._directories
 
 
 def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -126,6 +121,24 @@ def test_a_record_of_another_user_or_of_no_sense_is_left_alone(tmp_path: Path) -
     directory.chmod(0o777)
     assert living._directory() is None
     assert living.keep_record("sandbox", os.getpid(), "p", "python", {}) is None
+
+
+def test_records_are_found_wherever_the_environment_of_their_maker_put_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login has XDG_RUNTIME_DIR, a service of a user a home, a system service of root's neither."""
+    monkeypatch.setattr(living, "_directories", DIRECTORIES)
+    monkeypatch.setattr(living, "_ROOTS_RUNTIME", str(tmp_path / "run"))
+    names = ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    kept = living.keep_record("sandbox", os.getpid(), "service", "python", {})
+    assert (kept is None) == (os.geteuid() != 0)
+    for name in reversed(names):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        assert living.keep_record("sandbox", os.getpid(), name, "python", {})
+    found = {each.record.policy for each in living.list_living()}
+    assert found == {"XDG_RUNTIME_DIR", "XDG_CACHE_HOME", *(["service"] if kept else [])}
 
 
 KILLED = """

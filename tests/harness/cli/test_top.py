@@ -34,9 +34,8 @@ HOSTILE = "a\x1b[2J\x1b]0;owned\x07\u202egnp.exe\n" + "b" * 2000
 
 
 @pytest.fixture(autouse=True)
-def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sandboxes of other processes of this user are not ours to show."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def plain(own_records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.environ["XDG_RUNTIME_DIR"])  # for its processes
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
@@ -266,7 +265,15 @@ def test_no_colour_is_used_where_it_is_declined(
 @pytest.fixture
 def tmux(trail: Path) -> Iterator[Tmux]:
     path = os.environ["XDG_RUNTIME_DIR"]
-    words = ("env", f"XDG_RUNTIME_DIR={path}", "PS1=$ ", "bash", "--norc", "-i")
+    words = (
+        "env",
+        f"XDG_RUNTIME_DIR={path}",
+        f"XDG_CACHE_HOME={path}",
+        "PS1=$ ",
+        "bash",
+        "--norc",
+        "-i",
+    )
     made = Tmux(*words, columns=80, rows=24)
     try:
         made.until("$")

@@ -373,8 +373,9 @@ def test_a_server_on_the_hosts_loopback_is_reached_by_its_port(project: Path) ->
 
 @pytest.fixture
 def own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sandboxes of other processes of this user are not ours to change."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    """Sandboxes of other processes of this user are not ours to change, by commands either."""
+    for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
 
 
 def allow(host: str) -> None:
