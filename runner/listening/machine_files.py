@@ -32,6 +32,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _NETWORK = (
     "dev",
     "if_inet6",
+    "igmp",
+    "igmp6",
     "netstat",
     "route",
     "sockstat",

@@ -201,6 +201,17 @@ KERNEL_ADDRESSES = {
 }
 
 
+@pytest.mark.parametrize("name", ["igmp", "igmp6"])
+def test_groups_of_multicast_are_those_of_the_cell(workshop: Sandbox, name: str) -> None:
+    """Go's net.Interface.MulticastAddrs reads them."""
+    result = workshop.execute(
+        f"[open(place + '/net/{name}').read() for place in ('/proc', '/proc/self')]"
+    )
+    ours, kernels = result.value
+    assert ours == kernels
+    assert "lo " in ours
+
+
 @pytest.mark.parametrize(("name", "line"), KERNEL_ADDRESSES.items(), ids=KERNEL_ADDRESSES)
 def test_tables_of_sockets_tell_no_address_of_the_kernel(
     name: str, line: bytes, monkeypatch: pytest.MonkeyPatch
