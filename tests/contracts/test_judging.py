@@ -94,7 +94,7 @@ def test_the_cpu_time_of_a_compiler_counts_for_its_tenant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tenants = {"one": QuotaSettings(cpu_seconds_per_minute=0.03)}
+    tenants = {"one": QuotaSettings(cpu_seconds_per_minute=0.001)}
     source = "int main(void) { return 0; }"
     with Fleet([node_here("a", policy="strict")], 2, tenants=tenants) as fleet:
         if call == "judge":
