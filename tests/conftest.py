@@ -27,6 +27,7 @@ from hypothesis import HealthCheck, settings
 from cellwright import HostSettings, Sandbox, Session
 from cellwright.policies.policy import Policy
 from cellwright.policies.profiles.loading import load_policy
+from cellwright.runner.host.interpreters import PLACES
 from cellwright.runner.host.plans import probe_host
 from cellwright.runner.kernel import landlock
 from cellwright.runner.launching import living
@@ -162,11 +163,12 @@ INSPECTOR = NODE_MODULES / "@modelcontextprotocol/inspector/clients/launcher/bui
 # Programs that tests run.
 _PROGRAMS = (
     "awk", "bash", "busybox", "bwrap", "cc", "chromium", "chrt", "crun", "curl", "df", "fish",
-    "free", "g++", "gcc", "gdb", "getent", "go", "gpg", "groff", "id", "ionice", "ip", "ipcs", "java", "javac",
-    "lscpu", "ltrace", "make", "mandoc", "mount", "newuidmap", "php", "node", "openssl", "ps", "python3", "ruby", "runc", "runsc", "rustc",
+    "free", "gdb", "getent", "gpg", "groff", "id", "ionice", "ip", "ipcs", "java",
+    "lscpu", "ltrace", "make", "mandoc", "mount", "newuidmap", "php", "node", "openssl", "ps", "python3", "ruby", "runc", "runsc",
     "script", "setpriv", "strace", "sync", "tail", "timeout", "tmux", "uptime", "vmstat", "which", "zsh",
 )  # fmt: skip
-_NEEDS = {
+_COMPILERS = ("g++", "gcc", "go", "javac", "rustc")  # where cells find them
+_NEEDS: dict[str, Callable[[], object]] = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
     "aarch64_gcc": lambda: shutil.which("aarch64-linux-gnu-gcc") is not None,
@@ -202,7 +204,10 @@ _NEEDS = {
     ),
     "bash_completion": Path("/usr/share/bash-completion/bash_completion").is_file,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
-} | {name: functools.partial(shutil.which, name) for name in _PROGRAMS}
+} | {
+    name: functools.partial(shutil.which, name, path=PLACES if name in _COMPILERS else None)
+    for name in (*_PROGRAMS, *_COMPILERS)
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
