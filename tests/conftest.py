@@ -168,6 +168,12 @@ _PROGRAMS = (
     "script", "setpriv", "strace", "sync", "tail", "timeout", "tmux", "uptime", "vmstat", "which", "zsh",
 )  # fmt: skip
 _COMPILERS = ("g++", "gcc", "go", "javac", "rustc")  # where cells find them
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path=PLACES if name in _COMPILERS else None)
+
+
 _NEEDS: dict[str, Callable[[], object]] = {
     "root": lambda: os.geteuid() == 0,
     "real_cpu": lambda: "CELLWRIGHT_TEST_EMULATED" not in os.environ,
@@ -204,9 +210,7 @@ _NEEDS: dict[str, Callable[[], object]] = {
     ),
     "bash_completion": Path("/usr/share/bash-completion/bash_completion").is_file,
     "git": lambda: shutil.which("git") is not None and (ROOT / ".git").exists(),
-} | {
-    name: functools.partial(shutil.which, name, path=PLACES if name in _COMPILERS else None)
-    for name in (*_PROGRAMS, *_COMPILERS)
+    **{name: functools.partial(_program, name) for name in (*_PROGRAMS, *_COMPILERS)},
 }
 
 
