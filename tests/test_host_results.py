@@ -15,7 +15,7 @@ from tests.hosts import results
 RESULTS = {result["host"]: result for result in results.read_all()}
 CAPPED = {"cgroup_sockets", "freezer"}  # not in a policy: they come with cgroups
 ALL = {*ALWAYS, *OPTIONAL_LAYERS, *CAPPED}
-ATTACKED = {"a", "b", "e"}
+ATTACKED = {"a", "b", "e", "f"}
 # layers that each host must hold; on a host without any nothing may run
 HOLDS = {"a": ALL, "b": ALL, "c": ALL - CAPPED - set(CAPS), "d": set(), "e": ALL, "f": ALL}
 

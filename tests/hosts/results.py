@@ -19,7 +19,7 @@ BEGIN, END = "<!-- hosts: written by tests/hosts/results.py -->", "<!-- hosts: e
 WORDS = {"PASS": "holds", "WARN": "missing", "FAIL": "fails"}
 # What doctor tries besides layers: the host, its GPU, a daemon, the way out by name, and the interpreters of languages.
 NOT_LAYERS = (
-    "python", "kernel", "machine", "launcher", "egress", "gpu", "languages", "daemon", "verdict",
+    "python", "kernel", "machine", "launcher", "egress", "gpu", "images", "languages", "daemon", "verdict",
     "bash", "javascript", "ruby", "sh", "typescript",
 )  # fmt: skip
 
