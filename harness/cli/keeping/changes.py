@@ -95,6 +95,7 @@ def _list(changes: ProjectChanges, paths: Sequence[str] | None, options: argpars
             print(_row(each))
         counts = Counter(each.kind for each in found)
         words = ", ".join(f"{number:,} {kind}" for kind, number in counts.items())
+        sys.stdout.flush()  # the hint comes after it
         print(f"cellwright: {words}; `cellwright changes show` shows them", file=sys.stderr)
     else:
         print("cellwright: no changes wait for this project", file=sys.stderr)

@@ -153,7 +153,7 @@ def _prepare(*command: Any) -> PreparedCommand:
 
 
 def _write_units(directory: Path, arguments: Sequence[str], plan: TenantPlan) -> None:
-    print(*write_units(directory, arguments, plan), sep="\n")
+    print(*write_units(directory, arguments, plan), sep="\n", flush=True)  # before the steps
     print(next_commands(directory), file=sys.stderr)
 
 
