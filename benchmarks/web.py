@@ -28,6 +28,7 @@ _TOKEN = "a-token-of-the-benchmark"
 _PRINTED = 4 * 1024 * 1024
 _PRINT = f"import os\nfor _ in range({_PRINTED // 65536}): os.write(1, b'x' * 65536)"
 _STREAMS = 5  # measured; the median counts
+_PAUSE_SECONDS = 0.006  # before each request: a client may make 200 a second (WebLimits)
 
 
 class WebClient:
@@ -78,7 +79,7 @@ def measure(settings: Settings) -> Report:
         program = {"code": SUM.source}
         run = partial(ours.ask, "POST", "/v1/executions", program)
         times = side_by_side(
-            [
+            [_paced(each) for each in (
                 Contender(_OWN, partial(own.execute, SUM.source), own.settle),
                 Contender(_OWN_SESSION, partial(session.execute, SUM.source)),
                 Contender(_ABOUT, partial(ours.ask, "GET", "/v1/server")),
@@ -90,11 +91,19 @@ def measure(settings: Settings) -> Report:
                 Contender(
                     _STREAM, partial(ours.ask, "POST", "/v1/executions/stream", program)
                 ),
-            ],
+            )],
             settings.amount(1000, 20),
         )  # fmt: skip
         rates = [_rate(own, ours) for _ in range(_STREAMS)]
     return _report(times, rates)
+
+
+def _paced(contender: Contender) -> Contender:
+    def prepare() -> None:
+        contender.prepare()
+        time.sleep(_PAUSE_SECONDS)
+
+    return contender._replace(prepare=prepare)
 
 
 def _rate(own: Any, ours: WebClient) -> tuple[float, float]:
