@@ -43,7 +43,7 @@ _SOURCES = {
     f"{len(_PROGRAM.splitlines())} lines": _PROGRAM,
     "1,000 lines": _PROGRAM * (1000 // len(_PROGRAM.splitlines())),
     "256 Ki characters of programs": _longest(_PROGRAM),
-    "256 Ki characters, chains of attributes": _longest("a" + ".b" * 900 + "\n"),
+    "256 Ki characters, chains of attributes": _longest("a" + ".b" * 250 + "\n"),
     "256 Ki characters, chains of calls": _longest("f" + "()" * 900 + "\n"),
     "256 Ki characters, a finding a line": _longest("eval\n"),
 }
