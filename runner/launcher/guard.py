@@ -33,6 +33,7 @@ from ..messages import GuardAnswer, GuardedCall, GuardsReady, decode, encode
 from . import git_settings
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_EXCLUSIVE = os.O_CREAT | os.O_EXCL
 _MOST_LINKS = 40  # path_resolution(7)
 _MOST_REMEMBERED = 256
 _NOREPLACE, _EXCHANGE = 1, 2  # renameat2(2)
@@ -182,7 +183,8 @@ class Guard:
                 continue
             if place.name.endswith(b"/"):
                 raise OSError(errno.EISDIR, "a file is wanted")
-            self._require_free(place)
+            is_new = flags & _EXCLUSIVE == _EXCLUSIVE
+            (self._require_new if is_new else self._require_free)(place)
             try:
                 return self._open_here(place, flags, call.mode)
             except OSError as error:
@@ -230,17 +232,17 @@ class Guard:
 
     def _mkdir(self, call: GuardedCall) -> None:
         place = self._place_of(call, 0)
-        self._require_free(place, is_directory=True)
+        self._require_new(place, is_directory=True)
         os.mkdir(place.name, call.mode, dir_fd=place.directory)
 
     def _mknod(self, call: GuardedCall) -> None:
         place = self._place_of(call, 0)
-        self._require_free(place)
+        self._require_new(place)
         os.mknod(place.name, call.mode, dir_fd=place.directory)
 
     def _symlink(self, call: GuardedCall) -> None:
         place = self._place_of(call, 1)
-        self._require_free(place)
+        self._require_new(place)
         os.symlink(call.paths[0], place.name, dir_fd=place.directory)
 
     def _link(self, call: GuardedCall) -> None:
@@ -254,7 +256,7 @@ class Guard:
             start = self._keep(os.open(source, os.O_PATH | os.O_CLOEXEC | follow, dir_fd=start))
         self._require_free_at(start)
         place = self._place_of(call, 1)
-        self._require_free(place)
+        self._require_new(place)
         os.link(
             self._by_descriptor(start), place.name, src_dir_fd=self._proc,
             dst_dir_fd=place.directory, follow_symlinks=True,
@@ -375,6 +377,16 @@ class Guard:
         ):
             raise _ProtectedError(place)
         return below
+
+    def _require_new(self, place: _NamedPlace, *, is_directory: bool = False) -> None:
+        """The same for a call that makes a name: one that is there is an error, as on any read-only
+        mount, and no refusal (measured: mkdir(2) answers EEXIST before EROFS)."""
+        try:
+            os.stat(place.name, dir_fd=place.directory, follow_symlinks=False)
+        except OSError:
+            self._require_free(place, is_directory=is_directory)
+        else:
+            raise OSError(errno.EEXIST, "it is there")
 
     def _require_free_at(self, descriptor: int | None) -> None:
         path = self._path_of(descriptor)

@@ -185,6 +185,19 @@ def test_a_refusal_is_told_with_the_path_and_the_reason(run: Run) -> None:
 
 
 @pytest.mark.needs("userns")
+def test_a_name_that_is_there_is_an_error_and_no_refusal(run: Run) -> None:
+    result = run(
+        "import errno\nat, seen = 'kept/.git/config', []\nopen('x', 'w').close()\n"
+        "for make in (os.mkdir, os.mkfifo, lambda at: os.symlink('x', at), lambda at: os.link('x', at),\n"
+        "        lambda at: open(at, 'x')):\n"
+        "    try:\n        make(at)\n    except OSError as error: seen.append(errno.errorcode[error.errno])\n"
+        "seen"
+    )
+    assert result.value == ["EEXIST"] * 5
+    assert not result.violations
+
+
+@pytest.mark.needs("userns")
 def test_a_process_that_hides_its_memory_makes_names_as_others(run: Run) -> None:
     hide = "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n"
     assert run(hide + "open('x', 'w').close()\nos.path.exists('x')").value is True
