@@ -19,6 +19,7 @@ PyAPI_FUNC(int) _PyArg_ParseTuple_SizeT(PyObject *, const char *, ...);
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -1215,9 +1216,22 @@ static PyObject *steps_sleeper(PyObject *Py_UNUSED(module), PyObject *arguments)
     return Py_BuildValue("(iiiii)", made[0], made[1], made[2], made[3], made[4]);
 }
 
+PyDoc_STRVAR(share_arena_doc,
+"share_arena() -> None\n\n"
+"Have all threads take memory from one arena of malloc(3): glibc reserves 64 MiB of address space for each other.");
+
+static PyObject *steps_share_arena(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+#ifdef M_ARENA_MAX
+    (void)mallopt(M_ARENA_MAX, 1);
+#endif
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"syscall", steps_syscall, METH_VARARGS, syscall_doc},
     {"address", steps_address, METH_O, address_doc},
+    {"share_arena", steps_share_arena, METH_NOARGS, share_arena_doc},
     {"sleeper", steps_sleeper, METH_VARARGS, sleeper_doc},
     {"rehearse", steps_rehearse, METH_VARARGS, rehearse_doc},
     {"gather", steps_gather, METH_VARARGS, gather_doc},

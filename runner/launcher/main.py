@@ -86,6 +86,8 @@ def main(
         privileges.make_undumpable(Now())
         if start_guards:
             start_guards(facts, sock)
+        if "AS" in dict(boot.plan.rlimits):  # else 256 MiB have room for five threads (measured)
+            _steps.share_arena()
         with _writable_workspace(boot.plan.preload):
             interpreter.prepare(
                 boot.plan, CONTROL,

@@ -12,7 +12,7 @@ import pytest
 from cellwright import HostSettings, Sandbox
 from cellwright.runner.host import system_files
 from cellwright.runner.host.system_files import SystemPath
-from tests.conftest import OPTIONAL, policy_named
+from tests.conftest import OPTIONAL, policy_named, with_limits
 
 pytestmark = pytest.mark.needs("userns")
 
@@ -310,3 +310,24 @@ def test_runtimes_that_reserve_much_run_without_a_memory_cgroup(script: str, las
         assert box.execute(script, "bash").stdout.strip() == last
         undone = box.execute(f"unset NODE_OPTIONS JAVA_TOOL_OPTIONS; {script}", "bash")
         assert undone.stdout.strip() != last
+
+
+THREADS = """
+import threading
+for _ in range(32): threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(threading.active_count())
+"""
+ARENAS = "import ctypes\nctypes.CDLL(None).mallopt(-8, 64)\n"  # M_ARENA_MAX
+
+
+def test_threads_start_without_a_memory_cgroup() -> None:
+    policy = msgspec.structs.replace(
+        with_limits(policy_named("workshop"), memory_bytes=256 * 1024 * 1024),
+        optional_layers=(*OPTIONAL, "cgroup_memory", "cgroup_cpu", "cgroup_pids"),
+    )
+    child = f"python3 -c '{THREADS}'"
+    with Sandbox(policy=policy, pool=0, host=HostSettings(cgroup_root="/nonexistent")) as box:
+        assert box.execute(THREADS).stdout == "33\n"
+        assert "can't start new thread" in (box.execute(ARENAS + THREADS).error or "")
+        assert box.execute(child, "bash").stdout == "33\n"
+        assert not box.execute(f"unset MALLOC_ARENA_MAX; {child}", "bash").ok

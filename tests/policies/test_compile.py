@@ -360,6 +360,7 @@ PROGRAMS = Processes(subprocesses=True)
                 "GOMAXPROCS": "1",
                 "NODE_OPTIONS": "--disable-wasm-trap-handler --max-old-space-size=128",
                 "ERL_ZFLAGS": "+MIscs 64",
+                "MALLOC_ARENA_MAX": "1",
             },
         ),
         (
