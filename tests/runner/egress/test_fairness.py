@@ -17,6 +17,7 @@ _CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 _BEGIN = """
 import os, socket, threading, time
+threading.stack_size(1 << 20)  # where no cgroup caps memory, 60 of the usual size are too much
 hold = socket.create_connection((name, held))
 def often(work, count=1):
     for _ in range(count):
