@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from cellwright import Sandbox, Unenforceable
+from cellwright.harness.cli.helping import repairs
 from cellwright.policies.compiling.host import ALWAYS
 from cellwright.policies.languages import LANGUAGES
 from cellwright.policies.policy import MIB, OPTIONAL_LAYERS, Policy
@@ -137,3 +138,15 @@ def test_the_doctor_fails_with_the_command_that_repairs_it() -> None:
     assert findings["verdict"]["verdict"] == "FAIL"
     of_the_host = {"python", "kernel", "machine", "launcher", "verdict"}
     assert set(findings) == of_the_host  # no layer was tried
+
+
+def test_the_repair_of_cgroups_names_the_freezer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that idle sessions of the user to whom root gives the directories are frozen."""
+    names = ("cpu", "pids", "freezer")
+    line = "30 24 0:27 / /sys/fs/cgroup/{0} rw - cgroup cgroup rw,{0}\n"
+    monkeypatch.setattr(repairs, "_read", lambda path: "".join(map(line.format, names)))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    places = " ".join(f"/sys/fs/cgroup/{name}/cellwright" for name in names)
+    words = repairs.repair_of_layer("cgroup_memory")
+    assert f"mkdir {places} && chown -R 1000 {places}; then export" in words
+    assert "CELLWRIGHT_CGROUP_ROOT=/sys/fs/cgroup/cpu/cellwright;" in words

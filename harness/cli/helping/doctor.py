@@ -203,7 +203,7 @@ def _kernel() -> Check:
 def _freezer(sandbox: Sandbox) -> Check:
     """Check whether idle sessions can be stopped, which is no layer: they can do no more without."""
     if why := inspection.Inspection(sandbox).no_freezer:
-        repair = "idle sessions go on running; use cgroup v2, or mount the freezer of cgroup v1"
+        repair = "idle sessions go on running; repair cgroup_pids, use cgroup v2, or mount the freezer of cgroup v1"
         return Check("freezer", "WARN", f"idle sessions are not frozen: {why}", repair)
     return Check("freezer", "PASS", "idle sessions are frozen")
 

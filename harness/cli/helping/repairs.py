@@ -22,14 +22,16 @@ def repair_of_layer(layer: str) -> str:
 
 
 def _repair_of_cgroups() -> str:
-    tops = hierarchies(_read(_MOUNTS))
+    mounts = _read(_MOUNTS)
+    tops = hierarchies(mounts)
     if not tops or os.geteuid() == 0:
         return (
             "on a systemd host run it in a login session, or after loginctl enable-linger USER: then "
             "systemd delegates a cgroup; elsewhere run as root, or in a container with /sys/fs/cgroup "
             f"writable; {_WITHOUT}"
         )
-    mine = " ".join(f"{top}/cellwright" for top in dict.fromkeys(tops.values()))
+    places = (tops | hierarchies(mounts, ("freezer",))).values()  # cells can do without the last
+    mine = " ".join(f"{top}/cellwright" for top in dict.fromkeys(places))
     user = os.geteuid()
     return (
         f"as root: mkdir {mine} && chown -R {user} {mine}; then "
