@@ -24,7 +24,10 @@ from ..sandbox.sandbox import Sandbox
 from ..sandbox.sandbox_arguments import HostSettings
 from .server_config import ServerConfig
 
-_INHERITED = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG")
+_INHERITED = (
+    "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG",
+    "CELLWRIGHT_CGROUP_ROOT",  # without which `cellwright mcp` cannot make cells
+)  # fmt: skip
 _GRACE_SECONDS = 2.0  # to exit after its stdin is closed, and again after SIGTERM
 
 

@@ -138,12 +138,14 @@ said
 def test_a_server_gets_its_own_variables_and_none_of_ours(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of ours names the cgroup that cells of `cellwright mcp` need, too."""
     monkeypatch.setenv("SECRET_OF_MINE", "1")
+    monkeypatch.setenv("CELLWRIGHT_CGROUP_ROOT", "/sys/fs/cgroup/mine")
     fake = serve("env", env={"ITS_OWN": "2"})
     seen = json.loads(fake.call("env"))
-    assert seen["ITS_OWN"] == "2"
+    assert (seen["ITS_OWN"], seen["CELLWRIGHT_CGROUP_ROOT"]) == ("2", "/sys/fs/cgroup/mine")
     assert seen.keys() - {"ITS_OWN", "LC_CTYPE"} <= {
-        "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER",
+        "CELLWRIGHT_CGROUP_ROOT", "HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER",
     }  # fmt: skip
 
 
