@@ -440,6 +440,14 @@ def test_doctor_proves_every_layer_that_is_in_force() -> None:
         assert each["verdict"] == "PASS" or each["repair"]
 
 
+def test_doctor_prints_a_repair_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = [doctor.Check(name, "WARN", "gone", "mount it") for name in ("one", "other")]
+    doctor.report([*lacking, doctor.Check("last", "PASS", "there")], as_json=False)
+    printed = capsys.readouterr().out
+    assert printed.count("mount it") == 1
+    assert "repair: that of one" in printed
+
+
 def test_doctor_says_that_cells_do_not_use_an_upstream_proxy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

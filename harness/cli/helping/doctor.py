@@ -445,8 +445,12 @@ def report(checks: list[Check], *, as_json: bool) -> None:
     if as_json:
         print_json([check._asdict() for check in checks])
         return
+    told: dict[str, str] = {}
     for check in checks:
         verdict = coloured(check.verdict, _VERDICTS[check.verdict], sys.stdout)
         print(f"{verdict}  {check.layer:14} {check.proof}")
-        if check.repair:
+        if first := told.get(check.repair):
+            print(f"      {'':14} repair: that of {first}")
+        elif check.repair:
             print(f"      {'':14} repair: {check.repair}")
+            told[check.repair] = check.layer
