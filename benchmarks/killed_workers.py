@@ -105,7 +105,7 @@ class PlacedCalls:
 def leak_checks(settings: Settings, rows: list[tuple[Value, ...]]) -> Iterator[LeakCheck]:
     """Yield the check; add to `rows` how the calls ended."""
     seconds = _SMOKE_SECONDS if settings.smoke else 60 * (settings.minutes or _SECONDS / 60)
-    trail = Path(tempfile.gettempdir(), "cellwright-killed-workers.jsonl")
+    trail = Path(tempfile.mkdtemp(prefix="cellwright-"), "trail.jsonl")  # and its earlier files
     _calls_on(settings, trail, seconds / _WARM_UP_PART, kill=False)
     # Without the sandbox: how many connections it has depends on chance.  The collector closes pidfds.
     before = settled(gc.collect)
