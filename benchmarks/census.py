@@ -87,18 +87,19 @@ _ROLES = {"cell-egress": EGRESS, "cell-worker": WORKER}  # by the name that a pr
 def roles_below(pid: int) -> Iterator[tuple[str, int]]:
     """Yield what every process below `pid` is, by where it stands; guests' children are left out."""
     for child in children(pid):
-        if (name := _read(f"/proc/{child}/comm").strip()) != "cell-keeper":
+        if (name := _name(child)) != "cell-keeper":
             yield _ROLES.get(name, OTHER), child
             yield from roles_below(child)
             continue
         yield KEEPER, child
         for nursery in children(child):
             yield NURSERY, nursery
-            launcher, *inits = children(nursery) or [0]
-            yield from ((INIT, init) for init in inits)
-            if launcher:
-                yield LAUNCHER, launcher
-                yield from ((GUEST, guest) for guest in children(launcher))
+            for each in children(nursery):  # in no order: pids begin again
+                if _name(each) != "cell-launcher":
+                    yield INIT, each
+                    continue
+                yield LAUNCHER, each
+                yield from ((GUEST, guest) for guest in children(each))
 
 
 def launcher_of(sandbox: Sandbox) -> LauncherPids:
@@ -109,6 +110,10 @@ def launcher_of(sandbox: Sandbox) -> LauncherPids:
 def guests_of(sandbox: Sandbox) -> list[int]:
     """Return the pids of the guests' main processes."""
     return children(launcher_of(sandbox)[2])
+
+
+def _name(pid: int) -> str:
+    return _read(f"/proc/{pid}/comm").strip()
 
 
 def children(pid: int) -> list[int]:
