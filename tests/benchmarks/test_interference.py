@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cellwright.benchmarks import commands, interference
+from cellwright.benchmarks import census, commands, interference
 from cellwright.benchmarks.census import ProcessStat, parse_stat
 from cellwright.benchmarks.interference import Interference, Reading, between
 from cellwright.benchmarks.report import Report
@@ -34,6 +34,18 @@ def test_the_time_of_a_process_is_read_whatever_its_name() -> None:
     assert stat == ProcessStat(3, 6, False, 12, 14, 5.0, 9.0)
     thread = parse_stat(f"8 (kworker/0:1) I 2 0 0 0 -1 69238880 0 0 0 0 {times} 20 0 1 0\n")
     assert thread.is_kernel_thread
+
+
+def test_a_launcher_is_known_by_its_name_and_not_by_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers begin again: an init may have a lower one."""
+    below = {1: [12], 12: [13], 13: [4, 14], 14: [5]}
+    names = {12: "cell-keeper", 13: "cell-nursery", 4: "cell-init", 14: "cell-launcher"}
+    monkeypatch.setattr(census, "children", lambda pid: below.get(pid, []))
+    monkeypatch.setattr(census, "_name", lambda pid: names.get(pid, "cell-guest"))
+    found = dict(census.roles_below(1))
+    assert found == {"keeper": 12, "nursery": 13, "init": 4, "launcher": 14, "guest": 5}
 
 
 def test_time_of_the_tree_and_of_kernel_threads_is_not_others() -> None:
